@@ -1,0 +1,89 @@
+"""``dynaquant bench``: every stage against its floor and the off-the-shelf alternative."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from dynaquant_core.cli.messages import raise_volume, say
+from dynaquant_core.cli.output import Json, emit, print_table
+from dynaquant_core.errors import ConfigError
+
+__all__ = ["bench", "count"]
+
+SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
+COLUMNS = (
+    "<stage",
+    "parameters",
+    "threads",
+    "<device",
+    "seconds",
+    "x floor",
+    "MB/s",
+    "<against",
+    "faster",
+    "<note",
+)
+
+
+def bench(
+    sizes: Annotated[str, typer.Option(help="Parameters, as 1M,10M,100M.")] = "1M,10M,50M",
+    threads: Annotated[str, typer.Option(help="Thread counts, as 1,2.")] = "1,2",
+    as_json: Json = False,
+) -> None:
+    """Measure every stage, as ratios to a floor taken in the same process."""
+    counts = [count(word) for word in sizes.split(",")]
+    workers = [count(word) for word in threads.split(",")]
+    raise_volume()
+    from dynaquant_core.experiments.bench import run_bench
+
+    result = run_bench(counts, workers, progress=say)
+    if as_json:
+        emit(result)
+        return
+    print_table("stages", COLUMNS, [row_text(row) for row in result["rows"]])
+    for title in ("process", "environment"):
+        facts = [(name.replace("_", " "), figure(value)) for name, value in result[title].items()]
+        print_table(title, ("<what", "<value"), facts)
+
+
+def row_text(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """One measurement as the cells of the table."""
+    return (
+        row["stage"],
+        f"{row['parameters']:,}",
+        str(row["threads"]),
+        row["device"],
+        figure(row["seconds"]),
+        figure(row["floor_ratio"]),
+        figure(row["megabytes_per_second"]),
+        row["against"] or "-",
+        "-" if row["speedup"] is None else f"{row['speedup']:.3g}x",
+        row["note"],
+    )
+
+
+def figure(value: Any) -> str:
+    """Three significant digits of a number, the text of anything else, a dash for nothing."""
+    if value is None:
+        return "-"
+    return f"{value:,.3g}" if isinstance(value, float) else str(value)
+
+
+def count(text: str) -> int:
+    """A positive whole number, perhaps with k, M or G behind it.
+
+    Example:
+        >>> count("10M"), count("300k"), count("2")
+        (10000000, 300000, 2)
+    """
+    word = text.strip().lower()
+    factor = SUFFIXES.get(word[-1:], 1)
+    digits = word[:-1] if factor > 1 else word
+    if not digits.isdecimal() or int(digits) == 0:
+        raise ConfigError(
+            f"{text!r} is not a positive number such as 2, 300k or 10M; separate several by commas."
+        )
+    return int(digits) * factor

@@ -1,0 +1,86 @@
+"""Options that several commands share, and how their words become settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dynaquant_core.config import Bins, Config
+
+__all__ = [
+    "BinsOption",
+    "EmbeddingBinsOption",
+    "ExactOption",
+    "MethodOption",
+    "MomentsOption",
+    "ProtectOption",
+    "PruneOption",
+    "config_of",
+    "method_of",
+]
+
+BinsOption = Annotated[
+    str | None, typer.Option("--bins", help="Centres a tensor, 2 to 64, or bf16 or exact.")
+]
+PruneOption = Annotated[float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to 1.")]
+ProtectOption = Annotated[float | None, typer.Option("--protect", help="Share of weights kept in bfloat16.")]
+EmbeddingBinsOption = Annotated[int | None, typer.Option("--embedding-bins", help="Centres of an embedding.")]
+MomentsOption = Annotated[str, typer.Option("--moments", help="Optimizer moments: 8bit or exact.")]
+ExactOption = Annotated[
+    list[str] | None,
+    typer.Option("--exact", metavar="PATTERN", help="Names kept bit for bit; may be repeated."),
+]
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method", metavar="NAME|KEY=VALUE", help="Method, and its options, as --method coder=paper."
+    ),
+]
+
+
+def config_of(
+    *,
+    bins: str | None = None,
+    prune: float | None = None,
+    protect: float | None = None,
+    embedding_bins: int | None = None,
+) -> Config | None:
+    """A configuration of what was given; None where nothing was, so that the method's default holds.
+
+    Example:
+        >>> config_of(bins="8").bins, config_of() is None
+        (8, True)
+    """
+    given: dict[str, Any] = {
+        "bins": None if bins is None else bins_of(bins),
+        "prune": prune,
+        "protect": protect,
+        "embedding_bins": embedding_bins,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    return Config(**given) if given else None
+
+
+def bins_of(word: str) -> Bins:
+    """A number of centres, or the word itself; `Config` judges it."""
+    return int(word) if word.isdecimal() else word  # type: ignore[return-value]
+
+
+def method_of(words: list[str] | None) -> str | dict[str, Any] | None:
+    """A method's name, or a mapping of its name and options; None where nothing was given.
+
+    Example:
+        >>> method_of(["dynaquant", "coder=paper"])
+        {'name': 'dynaquant', 'coder': 'paper'}
+        >>> method_of(None) is None
+        True
+    """
+    import yaml
+
+    if not words:
+        return None
+    pairs = dict(word.split("=", 1) for word in words if "=" in word)
+    names = [word for word in words if "=" not in word]
+    name = names[-1] if names else "dynaquant"
+    return {"name": name} | {key: yaml.safe_load(value) for key, value in pairs.items()} if pairs else name

@@ -1,0 +1,95 @@
+"""``dynaquant diff``: how far each tensor moved between two checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+
+from dynaquant_core.cli.output import Json, emit, print_table, share
+from dynaquant_core.cli.progress import working
+from dynaquant_core.cli.source import PathArgument, open_source
+from dynaquant_core.state.tree import flatten
+
+__all__ = ["Movement", "diff", "movement"]
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """What became of one tensor from A to B.
+
+    Args:
+        name: dotted name.
+        change: "moved", "same", "added", "removed" or "reshaped" (shape or dtype differ).
+        relative: L2 norm of B - A over that of A; None where that has no meaning.
+        largest: largest absolute difference of one element; None as above.
+        unchanged: share of elements that are equal; None as above.
+    """
+
+    name: str
+    change: str
+    relative: float | None = None
+    largest: float | None = None
+    unchanged: float | None = None
+
+
+def diff(
+    path: PathArgument,
+    a: Annotated[int, typer.Argument(metavar="A", help="Step to start from.")],
+    b: Annotated[int, typer.Argument(metavar="B", help="Step to compare with it.")],
+    top: Annotated[int, typer.Option(help="Print the N that moved most; 0: all.", min=0)] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show per tensor how much moved between two steps."""
+    source = open_source(path)
+    with working(f"reading steps {a} and {b}"):
+        before, after = (tensors(source.load(step)) for step in (a, b))
+        moved = [movement(name, before.get(name), after.get(name)) for name in {**before, **after}]
+    if top:
+        moved = sorted(moved, key=lambda one: -(one.relative or 0.0))[:top]
+    if as_json:
+        emit({"from": a, "to": b, "tensors": moved})
+        return
+    rows = [
+        (one.name, one.change, share(one.relative), number(one.largest), share(one.unchanged))
+        for one in moved
+    ]
+    columns = ("<tensor", "<change", "moved (relative L2)", "largest difference", "elements unchanged")
+    print_table(f"{path}: from step {a} to step {b}", columns, rows)
+
+
+def tensors(state: object) -> dict[str, Tensor]:
+    """The tensors of a state by dotted name."""
+    return {leaf.name: leaf.tensor for leaf in flatten(state).leaves}
+
+
+def movement(name: str, before: Tensor | None, after: Tensor | None) -> Movement:
+    """Compares two versions of one tensor (None: it is not there).
+
+    Example:
+        >>> movement("w", torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])).relative
+        0.1
+    """
+    if before is None or after is None:
+        return Movement(name, "added" if before is None else "removed")
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return Movement(name, "reshaped")
+    count = before.numel()
+    equal = before == after
+    unchanged = equal.sum().item() / count if count else 1.0
+    if torch.equal(before, after):
+        return Movement(name, "same", 0.0, 0.0, unchanged)
+    if before.is_complex() or before.dtype == torch.bool:
+        return Movement(name, "moved", unchanged=unchanged)
+    old, new = before.double(), after.double()
+    norm = old.norm().item()
+    step = (new - old).norm().item()
+    return Movement(name, "moved", step / norm if norm else None, (new - old).abs().max().item(), unchanged)
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; a dash where there is nothing to say."""
+    return "-" if value is None else f"{value:.3g}"

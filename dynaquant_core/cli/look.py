@@ -1,0 +1,149 @@
+"""``dynaquant log`` and ``dynaquant show``: what is in a store, and what one checkpoint is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dynaquant_core.cli.messages import say
+from dynaquant_core.cli.output import (
+    Json,
+    config_text,
+    emit,
+    plain,
+    print_table,
+    share,
+    size,
+    times,
+    write_line,
+)
+from dynaquant_core.cli.source import PathArgument, StepOption, open_source
+from dynaquant_core.store import CheckpointInfo
+
+__all__ = ["info_data", "log", "show"]
+
+
+def log(path: PathArgument, as_json: Json = False) -> None:
+    """List the checkpoints of a store, oldest first."""
+    source = open_source(path)
+    infos = source.infos()
+    skipped = source.skipped()
+    if as_json:
+        emit({"path": str(path), "checkpoints": [info_data(info) for info in infos], "skipped": skipped})
+        return
+    columns = (
+        "step",
+        "<kind",
+        "stored",
+        "ratio",
+        "weights",
+        "degradation",
+        "<met",
+        "tried",
+        "held",
+        "<config",
+    )
+    print_table(str(path), columns, [log_row(info) for info in infos])
+    raw, stored = (sum(getattr(info, name) for info in infos) for name in ("raw_bytes", "stored_bytes"))
+    write_line(f"{len(infos)} checkpoints, {size(stored)} instead of {size(raw)} ({times(raw, stored)})")
+    for line in skipped_lines(skipped):
+        say(f"warning: {line}")
+
+
+def show(
+    path: PathArgument,
+    step: StepOption = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor and its streams.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one checkpoint: its parts, configuration, quality and where the time went."""
+    source = open_source(path)
+    info = source.info(step)
+    listed = source.tensors(info.step) if tensors else []
+    if as_json:
+        emit(info_data(info) | ({"tensors": listed} if tensors else {}))
+        return
+    print_table(f"{path}: step {info.step}", ("<what", "<value"), facts(info))
+    print_table("parts", ("<part", "raw", "stored", "ratio"), part_rows(info.parts, info))
+    print_table("seconds", ("<stage", "seconds"), [(k, f"{v:.3f}") for k, v in info.seconds.items()])
+    if tensors:
+        columns = ("<tensor", "<dtype", "<shape", "<role", "<part", "raw", "stored", "<codecs")
+        print_table("tensors", columns, [tensor_row(entry) for entry in listed])
+
+
+def info_data(info: CheckpointInfo) -> dict[str, Any]:
+    """A checkpoint's record as JSON-ready data, the ratio included."""
+    data: dict[str, Any] = plain(info.as_dict())
+    return data
+
+
+def log_row(info: CheckpointInfo) -> tuple[str, ...]:
+    """One line of the log."""
+    weights = info.parts.get("weight", {"raw_bytes": 0, "stored_bytes": 0})
+    return (
+        str(info.step),
+        kind_text(info),
+        size(info.stored_bytes),
+        times(info.raw_bytes, info.stored_bytes),
+        times(weights["raw_bytes"], weights["stored_bytes"]),
+        share(info.degradation),
+        yes_no(info.met),
+        str(info.evaluations),
+        f"{info.seconds.get('held', 0.0):.2f} s",
+        config_text(info.config),
+    )
+
+
+def facts(info: CheckpointInfo) -> list[tuple[str, str]]:
+    """What `show` says about a checkpoint as a whole."""
+    return [
+        ("kind", kind_text(info)),
+        ("commit", str(info.sequence)),
+        ("size", f"{size(info.stored_bytes)} instead of {size(info.raw_bytes)}"),
+        ("ratio", times(info.raw_bytes, info.stored_bytes)),
+        ("method", f"{info.method} {config_text(info.options)}"),
+        ("configuration", config_text(info.config)),
+        ("quality", config_text(info.quality)),
+        ("degradation", share(info.degradation, 3)),
+        ("threshold met", yes_no(info.met)),
+        ("candidates evaluated", str(info.evaluations) + (", exhaustive search" if info.exhaustive else "")),
+        ("weights kept exact", ", ".join(info.exact) or "-"),
+    ]
+
+
+def part_rows(parts: Any, info: CheckpointInfo) -> list[tuple[str, str, str, str]]:
+    """One row a part, then their sum."""
+    counted = [(name, part["raw_bytes"], part["stored_bytes"]) for name, part in parts.items()]
+    counted.append(("all", info.raw_bytes, info.stored_bytes))
+    return [(name, size(raw), size(stored), times(raw, stored)) for name, raw, stored in counted]
+
+
+def tensor_row(entry: dict[str, Any]) -> tuple[str, ...]:
+    """One line of ``show --tensors``."""
+    shape = "x".join(map(str, entry["shape"])) or "scalar"
+    numbers = size(entry["raw_bytes"]), size(entry["stored_bytes"])
+    return (
+        entry["name"],
+        entry["dtype"],
+        shape,
+        entry["role"],
+        entry["part"],
+        *numbers,
+        " ".join(entry["codecs"]),
+    )
+
+
+def kind_text(info: CheckpointInfo) -> str:
+    """Key, or delta and the step it was written against."""
+    return info.kind if info.base_step is None else f"{info.kind} on {info.base_step}"
+
+
+def yes_no(value: bool | None) -> str:
+    """A dash where nothing was measured."""
+    return {None: "-", True: "yes", False: "NO"}[value]
+
+
+def skipped_lines(skipped: Any) -> list[str]:
+    """One line for each file that was passed over."""
+    return [" ".join(str(entry).split()) for entry in skipped]

@@ -1,0 +1,49 @@
+"""What the command line says beside its result: all of it to stderr, so that stdout stays clean for pipes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+__all__ = ["complain", "raise_volume", "say", "show_messages"]
+
+LOGGER = logging.getLogger("dynaquant_core")
+
+
+class OneLine(logging.Formatter):
+    """Message as it is; its level in front from warnings up."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record as one line (more only with a traceback, which ``--debug`` asks for)."""
+        text = super().format(record)
+        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
+class ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to whatever ``sys.stderr`` is now; there is at most one of these."""
+
+
+def show_messages(*, debug: bool) -> None:
+    """Sends the package's log to stderr: warnings and up, or everything with ``debug``."""
+    for handler in [old for old in LOGGER.handlers if isinstance(old, ToStderr)]:
+        LOGGER.removeHandler(handler)
+    handler = ToStderr(sys.stderr)
+    handler.setFormatter(OneLine())
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.DEBUG if debug else logging.WARNING)
+
+
+def raise_volume() -> None:
+    """Lets informational messages through: for commands that work for minutes."""
+    LOGGER.setLevel(min(LOGGER.level, logging.INFO))
+
+
+def say(line: str) -> None:
+    """One line for a person, on stderr."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def complain(line: str) -> None:
+    """The one line that an error ends in."""
+    say(f"dynaquant: error: {line}")

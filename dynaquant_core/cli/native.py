@@ -1,0 +1,94 @@
+"""Reads what others wrote: torch.save files and safetensors.  Nothing in them is ever executed."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
+
+__all__ = ["is_safetensors", "read_native", "step_of"]
+
+#: How the writers of training states call the step; the first one found is taken.
+STEP_KEYS = ("step", "global_step", "iteration", "iter", "steps")
+LENGTH_BYTES = 8
+
+
+def read_native(path: Path) -> Any:
+    """Returns the state in a torch.save or safetensors file, on the CPU.
+
+    Raises:
+        StorageError: the file is missing or cannot be read.
+        UnsupportedStateError: a torch.save file that holds more than tensors and plain values.
+        CorruptFileError: the file is neither of the two, or damaged.
+    """
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "nothing"
+        raise StorageError(
+            f"{path}: expected a torch.save or safetensors file, found {found}; check the path."
+        )
+    try:
+        return _read_safetensors(path) if is_safetensors(path) else _read_torch(path)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be read ({error.strerror or error}); check its permissions."
+        ) from error
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether the file begins like safetensors: a length that fits the file, then a JSON object."""
+    with path.open("rb") as file:
+        head = file.read(LENGTH_BYTES + 1)
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    return head[LENGTH_BYTES:] == b"{" and 0 < length <= path.stat().st_size - LENGTH_BYTES
+
+
+def step_of(state: Any) -> int:
+    """The step a native state names itself; 0 where it names none."""
+    if isinstance(state, dict):
+        for key in STEP_KEYS:
+            value = state.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                return value
+    return 0
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, json.JSONDecodeError, ValueError) as error:
+        raise CorruptFileError(f"{path}: not a whole safetensors file ({_first_line(error)}).") from error
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # remarks about the file's age are not ours to pass on
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
+        refused = re.search(r"GLOBAL (\S+)|Unsupported (?:global|class|operand)[: ]+(\S+)", str(error))
+        if refused:
+            name = refused[1] or refused[2]
+            raise UnsupportedStateError(
+                f"{path}: holds a {name}, and reading it could run code; "
+                "save only tensors, numbers, strings and containers of them, then try again."
+            ) from error
+        raise CorruptFileError(
+            f"{path}: expected a torch.save or safetensors file, found neither or a damaged one "
+            f"({_first_line(error)})."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,105 @@
+"""Results on stdout: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["Json", "config_text", "emit", "plain", "print_table", "share", "size", "times", "write_line"]
+
+#: ``--json`` of every command that prints a table.
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+#: Columns of a table that goes into a file or a pipe, where there is no width to ask for.
+WIDTH_OF_A_PIPE = 160
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def write_line(text: str) -> None:
+    """One line of result."""
+    sys.stdout.write(f"{text}\n")
+
+
+def emit(data: Any) -> None:
+    """Prints ``data`` as JSON; anything `plain` understands."""
+    write_line(json.dumps(plain(data), indent=2, allow_nan=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows of text under named columns; a name that begins with ``<`` aligns left."""
+    table = Table(title=escape(title), title_justify="left", title_style="bold", header_style="bold")
+    for name in columns:
+        left = name.startswith("<")
+        table.add_column(name.lstrip("<"), justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
+    Console(file=sys.stdout, width=width, highlight=False).print(table)
+
+
+def plain(value: Any) -> Any:
+    """Turns dataclasses, mappings, sequences and paths into JSON's types; non-finite numbers become null.
+
+    Example:
+        >>> plain({"a": (1, float("nan")), 2: {"b"}})
+        {'a': [1, None], '2': ['b']}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)
+
+
+def size(count: int) -> str:
+    """Bytes for a reader, in powers of 1000.
+
+    Example:
+        >>> size(999), size(1234), size(45_600_000)
+        ('999 B', '1.23 kB', '45.6 MB')
+    """
+    power = min((len(str(abs(count))) - 1) // 3, len(UNITS) - 1)
+    return f"{count} B" if power == 0 else f"{count / 1000**power:.3g} {UNITS[power]}"
+
+
+def share(value: float | None, digits: int = 2) -> str:
+    """A share as a percentage; a dash where it is not known.
+
+    Example:
+        >>> share(0.0123), share(None)
+        ('1.23%', '-')
+    """
+    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
+
+
+def times(raw: int, stored: int) -> str:
+    """How many times smaller; a dash where nothing is stored.
+
+    Example:
+        >>> times(1000, 80), times(10, 0)
+        ('12.5x', '-')
+    """
+    return f"{raw / stored:.1f}x" if stored else "-"
+
+
+def config_text(config: Any) -> str:
+    """A configuration on one line: its settings, or its method's word for it."""
+    data = config.as_dict() if hasattr(config, "as_dict") else config
+    if not isinstance(data, Mapping):
+        return "-" if data is None else str(data)
+    return " ".join(f"{key}={value}" for key, value in data.items()) or "-"

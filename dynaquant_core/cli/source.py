@@ -1,0 +1,207 @@
+"""PATH: a store, one checkpoint of it, or a .dq file; the commands that only read take any of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from dynaquant_core.errors import CheckpointNotFoundError, DynaQuantError, EmptyStoreError, NotAStoreError
+from dynaquant_core.format import FileReader
+from dynaquant_core.store import CheckpointInfo, CheckpointStore, load_file
+from dynaquant_core.store.catalogue import Catalogue, read_entry
+
+__all__ = ["FileSource", "PathArgument", "Source", "StepOption", "StoreSource", "open_source"]
+
+PathArgument = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A store, one checkpoint of it, or a .dq file.")
+]
+StepOption = Annotated[
+    int | None, typer.Option("--step", metavar="N", help="Which step; default: the newest.")
+]
+
+
+class Source(Protocol):
+    """What can be looked at."""
+
+    def infos(self) -> list[CheckpointInfo]:
+        """Every checkpoint that can be read, by ascending step."""
+        ...
+
+    def skipped(self) -> list[str]:
+        """What cannot be read and why, one sentence a file."""
+        ...
+
+    def info(self, step: int | None = None) -> CheckpointInfo:
+        """One checkpoint; None: the newest."""
+        ...
+
+    def load(self, step: int) -> Any:
+        """The state of a step, decoded."""
+        ...
+
+    def tensors(self, step: int) -> list[dict[str, Any]]:
+        """Name, dtype, shape, role, part, bytes and codecs of every tensor of a step."""
+        ...
+
+    def verify(self, *, deep: bool) -> list[str]:
+        """What is wrong, one sentence a problem."""
+        ...
+
+
+def open_source(path: Path) -> Source:
+    """Opens what is at ``path`` for reading.
+
+    Raises:
+        EmptyStoreError: nothing is there, or a folder without a checkpoint.
+        NotAStoreError: a folder of something else.
+        CorruptFileError: a file that is no checkpoint.
+    """
+    if path.is_dir():
+        return StoreSource(path)
+    if path.is_symlink() or path.exists():
+        return FileSource(path)
+    raise EmptyStoreError(f"{str(path)!r} does not exist; give a store, one checkpoint of it, or a .dq file.")
+
+
+class StoreSource:
+    """A store, read without its lock.
+
+    Args:
+        folder: where it is.
+
+    Raises:
+        EmptyStoreError, NotAStoreError: there is no checkpoint in it, not even a damaged one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._scan = Catalogue(folder).scan()
+        if not self._scan.entries and not self._scan.damaged:
+            if self._scan.foreign:
+                raise NotAStoreError(f"{str(folder)!r} holds other files and no checkpoint; check the path.")
+            raise EmptyStoreError(
+                f"{str(folder)!r} is empty; nothing was saved there yet, or the path is wrong."
+            )
+
+    def infos(self) -> list[CheckpointInfo]:
+        """Every checkpoint whose index is sound."""
+        return [entry.info for entry in self._scan.current().values()]
+
+    def skipped(self) -> list[str]:
+        """Damaged files."""
+        return [str(item) for item in self._scan.damaged]
+
+    def info(self, step: int | None = None) -> CheckpointInfo:
+        """The record of ``step`` as its file tells it; None: of the newest file whose index is sound."""
+        return self._entry(step).info
+
+    def load(self, step: int) -> Any:
+        """The state of a step; never falls back to another."""
+        return CheckpointStore(self._folder).load(step)
+
+    def tensors(self, step: int) -> list[dict[str, Any]]:
+        """The tensors of a step."""
+        return tensor_table(self._entry(step).path)
+
+    def verify(self, *, deep: bool) -> list[str]:
+        """Every file of the store, checked."""
+        return [str(problem) for problem in CheckpointStore(self._folder).verify(deep)]
+
+    def _entry(self, step: int | None) -> Any:
+        if step is None:
+            newest = self._scan.newest_first()
+            if not newest:
+                raise EmptyStoreError(f"{str(self._folder)!r} holds no whole checkpoint; {self.skipped()[0]}")
+            return newest[0]
+        current = self._scan.current()
+        if step not in current:
+            known = ", ".join(map(str, current)) or "none"
+            raise CheckpointNotFoundError(f"{str(self._folder)!r} has no step {step}; it has {known}.")
+        return current[step]
+
+
+class FileSource:
+    """One checkpoint file: self-contained, or a delta beside the files that it needs.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CorruptFileError: it is no checkpoint, damaged, or too new.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._entry = read_entry(path)
+        except DynaQuantError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    def infos(self) -> list[CheckpointInfo]:
+        """The one record."""
+        return [self._entry.info]
+
+    def skipped(self) -> list[str]:
+        """Nothing is passed over in one file."""
+        return []
+
+    def info(self, step: int | None = None) -> CheckpointInfo:
+        """The record; ``step`` may only be the file's own."""
+        if step not in (None, self._entry.step):
+            raise CheckpointNotFoundError(f"{self._path}: this file is step {self._entry.step}, not {step}.")
+        return self._entry.info
+
+    def load(self, step: int) -> Any:
+        """The state; a delta is read through the store that it lies in."""
+        self.info(step)
+        if self._entry.base_digest is None:
+            return load_file(self._path)
+        current = Catalogue(self._path.parent).scan().current()
+        if current[step].digest != self._entry.digest:
+            raise CheckpointNotFoundError(
+                f"{self._path}: step {step} was saved again as {current[step].path.name}; load that one."
+            )
+        return CheckpointStore(self._path.parent).load(step)
+
+    def tensors(self, step: int) -> list[dict[str, Any]]:
+        """The tensors of the file."""
+        self.info(step)
+        return tensor_table(self._path)
+
+    def verify(self, *, deep: bool) -> list[str]:
+        """Every checksum; with ``deep`` everything decoded as well."""
+        try:
+            with FileReader(self._path) as reader:
+                reader.verify()
+            if deep:
+                self.load(self._entry.step)
+        except DynaQuantError as error:
+            return [str(error)]
+        return []
+
+
+def tensor_table(path: Path) -> list[dict[str, Any]]:
+    """What a file's index says about each tensor."""
+    from dynaquant_core.coding.registry import codec_by_id
+
+    with FileReader(path) as reader:
+        index = reader.index
+    streams = defaultdict(list)
+    for stream in index.streams:
+        streams[stream.tensor].append(stream)
+    return [
+        {
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "role": tensor.role,
+            "part": tensor.part,
+            "raw_bytes": tensor.spec.nbytes,
+            "stored_bytes": sum(stream.nbytes for stream in streams[number]),
+            "codecs": [f"{stream.kind}:{codec_by_id(stream.codec).name}" for stream in streams[number]],
+        }
+        for number, tensor in enumerate(index.tensors)
+    ]

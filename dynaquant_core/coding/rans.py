@@ -1,0 +1,177 @@
+"""rANS with static tables: order 0, or conditioned on a context symbol (the previous code).
+
+The stream is one sequence of 16-bit words: state 0, the tables (decoded from state 0), with four states the
+other three, then the symbols' words.  Sharing the state with its tables, a small stream pays about 3 bytes
+beside its information.  Source: ours; rANS is Duda's (arXiv 1311.2540).
+
+Example:
+    >>> import numpy as np
+    >>> from dynaquant_core.coding.rans import RansContext
+    >>> before = np.tile(np.arange(16, dtype=np.uint8), 1000)
+    >>> now = before.copy(); now[::160] += 1
+    >>> payload = RansContext().encode(now, before)
+    >>> out = np.empty_like(now)
+    >>> RansContext().decode(payload, out, before)
+    >>> len(payload) < 40 and bool((out == now).all())
+    True
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynaquant_core.coding.codec import MAX_LEVELS, Array, Buffer
+from dynaquant_core.coding.counts import (
+    check_context,
+    check_output,
+    check_symbols,
+    joint_counts,
+    symbol_counts,
+)
+from dynaquant_core.coding.rans_kernels import CELL_BITS, decode, encode, fill_cells, fill_widths
+from dynaquant_core.coding.rans_model import Model, fit, read, slot_bits
+from dynaquant_core.coding.tables_kernels import push_slots
+from dynaquant_core.coding.wire import expect_size
+from dynaquant_core.errors import CorruptFileError, TruncatedError
+
+__all__ = ["Rans", "RansContext", "rans_bytes"]
+
+#: Every state begins here when encoding, so it must end here when decoding.
+_START = 1 << 16
+
+
+def rans_bytes(joint: NDArray[np.int64]) -> int:
+    """Predicted payload size for symbols with these counts, int64[contexts, levels], tables included.
+
+    Exact to a few bytes: the tables are made and only their use is not carried out.
+    """
+    if not joint.any():
+        return 0
+    model = fit(joint)
+    bits = model.data_bits(joint) + slot_bits(model.slots)
+    return 2 * round((bits / 8 + 3 * model.lanes) / 2)
+
+
+def _bulk(n: int, model: Model) -> int:
+    return n - n % 4 if model.lanes == 4 else 0
+
+
+def _encode(values: Array, context: Array | None) -> bytes:
+    joint = joint_counts(values, context)
+    if values.size == 0:
+        return b""
+    model = fit(joint)
+    packed = np.empty(joint.size, np.uint32)
+    inverse = np.empty(joint.size, np.uint64)
+    fill_widths(model.starts.ravel(), joint.shape[0], model.levels, packed, inverse)
+    contexts = np.zeros(values.size, np.uint8) if context is None else context
+    reserve = model.slots.size + 16  # no decision gives more than one word
+    expected = int(model.data_bits(joint) / 16 * 1.01) + 64
+    for capacity in (expected, values.size + 8):
+        words = np.empty(reserve + capacity, np.uint16)
+        lanes = np.full(4, _START, np.uint64)
+        top = encode(
+            values, contexts, model.levels, packed, inverse, _bulk(values.size, model), lanes, words[reserve:]
+        )
+        if top >= 0:
+            break
+    return _finish(model, lanes, words, reserve + top)
+
+
+def _finish(model: Model, lanes: NDArray[np.uint64], words: NDArray[np.uint16], top: int) -> bytes:
+    """Puts the other states, the tables and state 0 before the words."""
+    for lane in range(model.lanes - 1, 0, -1):
+        top = _put_state(words, top, lanes[lane])
+    first = np.array([lanes[0], 0, 0], np.uint64)
+    top = push_slots(model.slots, model.slots.size, first, words, top)
+    top = _put_state(words, top, first[0])
+    return words[top:].astype("<u2", copy=False).tobytes()
+
+
+def _put_state(words: NDArray[np.uint16], top: int, state: np.uint64) -> int:
+    words[top - 2], words[top - 1] = int(state) >> 16, int(state) & 0xFFFF
+    return top - 2
+
+
+def _words(payload: Buffer) -> tuple[NDArray[np.uint16], int]:
+    """The payload's words, followed by four of padding, and how many there are."""
+    size = memoryview(payload).nbytes
+    if size % 2 or size < 4:
+        raise TruncatedError(
+            f"A rANS stream holds {size} bytes, expected an even number from 4 on; load another checkpoint."
+        )
+    words = np.zeros(size // 2 + 4, np.uint16)
+    words[:-4] = np.frombuffer(payload, "<u2")
+    return words, size // 2
+
+
+def _take_state(words: NDArray[np.uint16], position: int) -> int:
+    return int(words[position]) << 16 | int(words[position + 1])
+
+
+def _decode(payload: Buffer, out: Array, totals: NDArray[np.int64], contexts: Array) -> None:
+    words, limit = _words(payload)
+    lane = np.array([_take_state(words, 0), 2, 0], np.uint64)
+    model = read(totals, lane, words[:limit], 256 if out.dtype == np.uint8 else MAX_LEVELS)
+    position = int(lane[1])
+    lanes = np.full(4, _START, np.uint64)
+    lanes[0] = lane[0]
+    if position + 2 * (model.lanes - 1) > limit:
+        raise TruncatedError("A rANS stream ends before its states; load another checkpoint.")
+    for number in range(1, model.lanes):
+        lanes[number] = _take_state(words, position)
+        position += 2
+    rows = totals.size
+    cells = np.empty(rows << (15 - CELL_BITS), np.uint64)
+    intervals = np.empty(rows * model.levels, np.uint64)
+    fill_cells(model.starts.ravel(), rows, model.levels, intervals, cells)
+    bulk = _bulk(out.size, model)
+    position = decode(
+        out, contexts, model.levels, intervals, cells, bulk, lanes, words, position, limit
+    )
+    if position != limit or (lanes != _START).any():
+        raise CorruptFileError(
+            f"A rANS stream of {out.size} symbols does not end where its {limit} words do; "
+            "load another checkpoint."
+        )
+
+
+class Rans:
+    """Order-0 rANS: one table for all symbols; a context is ignored."""
+
+    id = 4
+    name = "rans"
+
+    def encode(self, values: Array, context: Array | None = None) -> bytes:
+        """See `Codec.encode`; symbols only."""
+        return _encode(check_symbols(values, "Symbols"), None)
+
+    def decode(self, payload: Buffer, out: Array, context: Array | None = None) -> None:
+        """See `Codec.decode`."""
+        check_output(out)
+        if out.size == 0:
+            expect_size(payload, 0, self.name)
+            return
+        _decode(payload, out, np.array([out.size], np.int64), np.zeros(out.size, np.uint8))
+
+
+class RansContext:
+    """rANS with one table a context symbol; encoder and decoder must be given the same context."""
+
+    id = 5
+    name = "rans_context"
+
+    def encode(self, values: Array, context: Array | None = None) -> bytes:
+        """See `Codec.encode`; symbols, and symbols as context."""
+        context = check_context(context, values.size, self.name)
+        return _encode(check_symbols(values, "Symbols"), context)
+
+    def decode(self, payload: Buffer, out: Array, context: Array | None = None) -> None:
+        """See `Codec.decode`."""
+        check_output(out)
+        context = check_context(context, out.size, self.name)
+        if out.size == 0:
+            expect_size(payload, 0, self.name)
+            return
+        _decode(payload, out, symbol_counts(context), context)

@@ -1,0 +1,180 @@
+"""Frozen settings: one point of DynaQuant's search cube, and the options a store is made with.
+
+A *config* is one searched point (bins, pruning, protection); it may differ at every checkpoint.
+*Options* (coder, K-means, sigma, codebook scope, sketch) are fixed for a store and recorded in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from dynaquant_core.errors import ConfigError
+
+__all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "Metric"]
+
+MAX_BINS = 64
+
+Metric = Literal["magnitude", "sensitivity"]
+Bins = int | Literal["bf16", "exact"]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ConfigError with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_choice(owner: str, name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``choices``."""
+    known = ", ".join(map(repr, choices))
+    require(value in choices, f"{owner}: {name} must be one of {known}, got {value!r}.")
+
+
+def require_number(
+    owner: str, name: str, value: object, low: float, high: float, *, open_high: bool = False
+) -> None:
+    """Raises ConfigError unless ``value`` is a finite number in [low, high] (or [low, high) when open)."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    good = good and low <= value and (value < high if open_high else value <= high)  # type: ignore[operator]
+    bracket = ")" if open_high else "]"
+    require(good, f"{owner}: {name} must be a number in [{low}, {high}{bracket}, got {value!r}.")
+
+
+def require_bins(owner: str, name: str, value: object, words: tuple[str, ...]) -> None:
+    """Raises ConfigError unless ``value`` is a whole number from 2 to 64 or one of ``words``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        good = 2 <= value <= MAX_BINS
+    else:
+        good = isinstance(value, str) and value in words
+    listed = "".join(f" or {word!r}" for word in words)
+    require(good, f"{owner}: {name} must be a whole number from 2 to {MAX_BINS}{listed}, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One point of DynaQuant's search cube (paper sec. 4.2, 5.1).
+
+    Args:
+        bins: centres of each tensor's codebook, 2 to 64; ``"bf16"`` or ``"exact"`` go beyond the cube.
+        prune: share of weights set to zero, in [0, 1), by ``prune_metric`` within a layer type.
+        protect: share of weights kept in bfloat16 by magnitude and again by sensitivity, in [0, 1).
+        prune_metric: ``"magnitude"`` |w| or ``"sensitivity"`` |g w| (needs gradients).
+        embedding_bins: centres for embeddings, which are never pruned (ignored beyond the cube).
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range.
+
+    Example:
+        >>> Config(bins=8, prune=0.2).protect
+        0.0005
+    """
+
+    bins: Bins = 16
+    prune: float = 0.0
+    protect: float = 0.0005
+    prune_metric: Metric = "magnitude"
+    embedding_bins: int = 32
+
+    def __post_init__(self) -> None:
+        require_bins("Config", "bins", self.bins, ("bf16", "exact"))
+        require_bins("Config", "embedding_bins", self.embedding_bins, ())
+        require_number("Config", "prune", self.prune, 0.0, 1.0, open_high=True)
+        require_number("Config", "protect", self.protect, 0.0, 1.0, open_high=True)
+        require_choice("Config", "prune_metric", self.prune_metric, get_args(Metric))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The point as JSON-ready data; ``Config.from_dict`` takes it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Config:
+        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
+        return cls(**known_keys(cls, data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynaQuantOptions:
+    """Options of the method ``dynaquant``, fixed for a store and recorded in it.
+
+    Args:
+        coder: ``"auto"`` chooses the smallest codec per stream; ``"paper"`` forces paper sec. 6.
+        kmeans: ``"exact"`` solves by dynamic programming; ``"lloyd"`` is the paper's (A.2.2).
+        sigma: weight of the count against the magnitude in K-means, in [0, 1] (paper A.2: 0.2).
+        codebook_scope: ``"tensor"``, ``"global"``, or ``"auto"``: chosen at each key checkpoint.
+        sketch: ``"bits"`` buckets float bit patterns; ``"log"`` is the published key.
+        mantissa_bits: resolution of the bit-pattern sketch, 4 to 10 (6: 0.775% relative error).
+        energy_cap: share of a tensor's own energy that shared pruning may remove, in (0, 1] (ours).
+        frozen_slack: a base's codebook is kept while its loss is within this share of a fresh one's
+            (0 refits at every checkpoint, as the paper does).
+        profile: ``None``, or ``"paper"``: every choice above as published.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range.
+
+    Example:
+        >>> DynaQuantOptions(profile="paper").sigma
+        0.2
+    """
+
+    coder: Literal["auto", "paper"] = "auto"
+    kmeans: Literal["exact", "lloyd"] = "exact"
+    sigma: float = 0.5
+    codebook_scope: Literal["auto", "tensor", "global"] = "auto"
+    sketch: Literal["bits", "log"] = "bits"
+    mantissa_bits: int = 6
+    energy_cap: float = 0.02
+    frozen_slack: float = 0.05
+    profile: Literal["paper"] | None = None
+
+    def __post_init__(self) -> None:
+        owner = "method dynaquant"
+        require_choice(owner, "profile", self.profile, (None, "paper"))
+        if self.profile == "paper":
+            for name, value in PAPER_PROFILE.items():
+                object.__setattr__(self, name, value)
+        require_choice(owner, "coder", self.coder, ("auto", "paper"))
+        require_choice(owner, "kmeans", self.kmeans, ("exact", "lloyd"))
+        require_choice(owner, "codebook_scope", self.codebook_scope, ("auto", "tensor", "global"))
+        require_choice(owner, "sketch", self.sketch, ("bits", "log"))
+        require_number(owner, "sigma", self.sigma, 0.0, 1.0)
+        require_number(owner, "energy_cap", self.energy_cap, 0.0, 1.0)
+        require_number(owner, "frozen_slack", self.frozen_slack, 0.0, 1.0)
+        require_number(owner, "mantissa_bits", self.mantissa_bits, 4, 10)
+        require(isinstance(self.mantissa_bits, int), f"{owner}: mantissa_bits must be a whole number.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options as JSON-ready data; ``DynaQuantOptions.from_dict`` takes it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DynaQuantOptions:
+        """Rebuilds options from `as_dict`; raises ConfigError on unknown keys or bad values."""
+        return cls(**known_keys(cls, data))
+
+
+#: What ``profile="paper"`` fixes (paper sec. 4, 6, A.1, A.2).
+PAPER_PROFILE: Mapping[str, Any] = {
+    "coder": "paper",
+    "kmeans": "lloyd",
+    "sigma": 0.2,
+    "codebook_scope": "tensor",
+    "sketch": "log",
+    "energy_cap": 1.0,
+    "frozen_slack": 0.0,
+}
+
+
+def known_keys(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``data`` as a dict; raises ConfigError naming the nearest field for an unknown key."""
+    from difflib import get_close_matches
+
+    names = [field.name for field in fields(cls)]
+    for key in data:
+        if key not in names:
+            near = get_close_matches(str(key), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+            raise ConfigError(f"{cls.__name__} has no setting {key!r}; {hint}")
+    return dict(data)

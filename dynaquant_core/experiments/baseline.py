@@ -1,0 +1,118 @@
+"""The same run, never interrupted: trained once, kept outside the results, found again by what decides it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dynaquant_core.errors import StorageError
+from dynaquant_core.experiments import events
+from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.events import Event
+from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.supervisor import Report, complete
+from dynaquant_core.experiments.trainer import device_name
+
+__all__ = ["FOLDER", "Baseline", "baseline_key", "find_baseline", "publish", "train_baseline"]
+
+#: Below the current folder, beside the default outputs.
+FOLDER = Path("runs") / ".baselines"
+
+#: What decides an uninterrupted run, beside its data's content, torch, the device and the number of threads.
+DECISIVE = ("model", "data", "optimizer", "steps", "checkpoint_every", "seed", "evaluate")
+
+#: Events of a diary that say how training went, whoever saved meanwhile.
+KEPT = ("loss", "reference", "final")
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An uninterrupted run.
+
+    Args:
+        final: held-out metric after the last step.
+        parts: search metric on the small part, by checkpoint step.
+        curve: (step, training loss).
+    """
+
+    final: float
+    parts: dict[int, float]
+    curve: list[tuple[int, float]]
+
+    @classmethod
+    def of(cls, diary: Sequence[Event]) -> Baseline:
+        """Reads a finished diary without restores."""
+        return cls(
+            final=events.find(diary, "final")[-1]["value"],
+            parts={event["step"]: event["part"] for event in events.find(diary, "reference")},
+            curve=[(event["step"], event["loss"]) for event in events.find(diary, "loss")],
+        )
+
+
+def baseline_key(experiment: Experiment, fingerprint: str) -> str:
+    """Hex name of the baseline that an experiment's run is compared with.
+
+    Args:
+        experiment: one run.
+        fingerprint: of its data.
+    """
+    settings = experiment.as_dict()
+    decisive = {name: settings[name] for name in DECISIVE}
+    machine = [torch.__version__, device_name(), torch.get_num_threads()]
+    text = json.dumps([decisive, fingerprint, machine], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def find_baseline(key: str) -> Baseline | None:
+    """The cached baseline, or None."""
+    diary = events.read(FOLDER / key / "events.jsonl")
+    return Baseline.of(diary) if events.find(diary, "final") else None
+
+
+def train_baseline(experiment: Experiment, key: str, report: Report) -> Baseline:
+    """Trains without saving or failures, and caches the result.
+
+    Raises:
+        ExperimentError: the training process failed.
+    """
+    found = find_baseline(key)
+    if found is not None:
+        return found
+    partial = FOLDER / f"{key}.{os.getpid()}"
+    job = Job(partial, experiment, saves=False)
+    job.write()
+    try:
+        diary = complete(job, (), f"baseline, seed {experiment.seed}", report)
+        _move(partial, FOLDER / key)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Baseline.of(diary)
+
+
+def publish(diary: Sequence[Event], key: str) -> Baseline:
+    """Caches a run that was never interrupted as the baseline it is: saving changes nothing."""
+    baseline = Baseline.of(diary)
+    if find_baseline(key) is None:
+        partial = FOLDER / f"{key}.{os.getpid()}"
+        partial.mkdir(parents=True, exist_ok=True)
+        for event in diary:
+            if event["event"] in KEPT:
+                events.append(partial / "events.jsonl", **event)
+        _move(partial, FOLDER / key)
+    return baseline
+
+
+def _move(partial: Path, folder: Path) -> None:
+    """One rename publishes a baseline; where another experiment was faster its equal one stays."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: the baseline cannot be kept: {error.strerror}.") from None

@@ -1,0 +1,105 @@
+"""Runs all stages for each size and number of threads, and collects the rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments.bench.cuda import cuda_stages
+from dynaquant_core.experiments.bench.saving import saving_stages
+from dynaquant_core.experiments.bench.stages import coding_stages, tensor_stages
+from dynaquant_core.experiments.bench.timing import Measurement
+
+__all__ = ["run_bench"]
+
+logger = logging.getLogger(__name__)
+
+
+def run_bench(
+    sizes: Sequence[int] = (1_000_000, 10_000_000, 50_000_000),
+    threads: Sequence[int] = (1, 2),
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Measures every stage; see the package for what counts.
+
+    Args:
+        sizes: float32 parameters of the tensors and models measured.
+        threads: numbers of threads to allow, one pass each.
+        progress: called with a line before each group of stages.
+
+    Returns:
+        {"environment", "rows": one mapping a `Measurement`, "process": figures of a process of its own}.
+
+    Raises:
+        ExperimentError: the measuring child process failed.
+    """
+    say = progress or logger.info
+    rows: list[Measurement] = []
+    for count in threads:
+        with thread_limit(count):
+            for size in sizes:
+                rows += measured(size, count, say)
+    say("peak memory and first save, in a process of their own")
+    return {
+        "environment": environment(),
+        "rows": [row.as_dict() for row in rows],
+        "process": child_figures(max(sizes)),
+    }
+
+
+def measured(size: int, threads: int, say: Callable[[str], None]) -> Iterator[Measurement]:
+    """All rows of one size under one number of threads."""
+    say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: stages")
+    yield from tensor_stages(size, threads)
+    if threads == 1:
+        yield from coding_stages(size, threads)
+    say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: saving and loading")
+    yield from saving_stages(size, threads)
+    if torch.cuda.is_available():
+        yield from cuda_stages(size)
+
+
+@contextmanager
+def thread_limit(count: int) -> Iterator[None]:
+    """Allows ``count`` threads to DynaQuant and to torch."""
+    before, torch_before = os.environ.get("DYNAQUANT_THREADS"), torch.get_num_threads()
+    os.environ["DYNAQUANT_THREADS"] = str(count)
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(torch_before)
+        if before is None:
+            del os.environ["DYNAQUANT_THREADS"]
+        else:
+            os.environ["DYNAQUANT_THREADS"] = before
+
+
+def child_figures(parameters: int) -> dict[str, Any]:
+    """Peak memory and first-save figures, measured in a fresh process with a warm kernel cache."""
+    command = [sys.executable, "-m", "dynaquant_core.experiments.bench.child", str(parameters)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode != 0:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise ExperimentError(f"bench: the measuring process failed with exit {done.returncode}: {reason[0]}")
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "torch": torch.__version__,
+        "cpus": os.cpu_count(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }

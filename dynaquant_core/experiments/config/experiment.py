@@ -1,0 +1,166 @@
+"""A whole experiment, and the errors of a bad one in the words of its YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config.parts import (
+    DataSection,
+    Evaluation,
+    ModelSection,
+    OptimizerSection,
+)
+from dynaquant_core.experiments.config.section import Count, Number, Section
+from dynaquant_core.experiments.failures import failure_steps
+
+__all__ = ["Experiment", "validate"]
+
+#: The data that each model reads.
+DATA_OF = {"char_gpt": "text", "resnet": "cifar"}
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _failures(value: Any) -> Any:
+    if _whole(value):
+        return value
+    if isinstance(value, Mapping) and list(value) == ["at"]:
+        at = value["at"]
+        if isinstance(at, (list, tuple)) and all(map(_whole, at)):
+            return {"at": list(at)}
+    raise ValueError(f"expected a number of failures or {{at: [steps]}}, got {value!r}")
+
+
+def _method(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return dict(value)
+    raise ValueError(f"expected a method's name or a mapping with its name and options, got {value!r}")
+
+
+def _grid(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a mapping from dotted keys to lists of values, got {value!r}")
+    for key, values in value.items():
+        if not isinstance(key, str) or not isinstance(values, list) or not values:
+            raise ValueError(f"{key!r} needs a list of values, got {values!r}")
+        if key.partition(".")[0] in {"name", "output", "grid", "kind", "seeds"}:
+            raise ValueError(f"{key!r} belongs to the whole experiment and cannot be varied")
+    return dict(value)
+
+
+class Experiment(Section):
+    """One YAML file: what to train, how to save it, when to kill it.
+
+    Args:
+        name: of the experiment, and of its output folder.
+        kind: ``train``.
+        model, data, optimizer: see `config.parts`.
+        steps: optimizer steps.
+        checkpoint_every: steps between checkpoints.
+        threshold: relative degradation of the search metric that a checkpoint may cost.
+        method: name or mapping of the compression method; None: the project's default.
+        moments: ``8bit`` or ``exact``.
+        exact: name patterns of tensors kept bit for bit.
+        max_chain: most delta checkpoints in a row.
+        seed, seeds: one run each (give one of the two).
+        failures: how often the process is killed, or ``{at: [steps]}``.
+        evaluate: metric and batch of the evaluation.
+        grid: dotted key -> values; every combination is run.
+        output: results folder, by default ``runs/<name>``.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
+    kind: Literal["train"] = "train"
+    model: ModelSection
+    data: DataSection
+    optimizer: OptimizerSection = OptimizerSection()
+    steps: Count
+    checkpoint_every: Count
+    threshold: Number = 0.01
+    method: Annotated[Any, PlainValidator(_method)] = None
+    moments: str = "8bit"
+    exact: list[str] = Field(default_factory=list)
+    max_chain: Count = 8
+    seed: Annotated[int, Field(ge=0)] = 0
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    failures: Annotated[Any, PlainValidator(_failures)] = 0
+    evaluate: Evaluation = Evaluation()
+    grid: Annotated[dict[str, list[Any]], PlainValidator(_grid)] = Field(default_factory=dict)
+    output: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experiment:
+        if DATA_OF[self.model.name] != self.data.name:
+            raise ValueError(
+                f"model {self.model.name!r} reads data {DATA_OF[self.model.name]!r}, not {self.data.name!r}"
+            )
+        if self.checkpoint_every > self.steps:
+            raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
+        if self.seeds is not None and "seed" in self.model_fields_set:
+            raise ValueError("give seed or seeds, not both")
+        failure_steps(self.failures, self.steps, self.checkpoint_every)
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data of every key, defaults included; `validate` takes it back."""
+        data: dict[str, Any] = self.model_dump(mode="json")
+        if self.seeds is not None:
+            del data["seed"]  # one of the two, as in the file
+        return data
+
+
+def validate(data: Any, where: str) -> Experiment:
+    """Turns plain data into an `Experiment`.
+
+    Args:
+        data: what the YAML file holds.
+        where: the file, for the message.
+
+    Raises:
+        ConfigError: the first thing that is wrong, with its dotted key and the nearest name.
+
+    Example:
+        >>> try:
+        ...     validate({"name": "x", "stesp": 3}, "x.yaml")
+        ... except ConfigError as error:
+        ...     print(error)
+        x.yaml: unknown key 'stesp'; did you mean 'steps'?
+    """
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_message(error)}") from None
+
+
+def _message(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained"))]
+    if len(place) > 1 and place[0] in {"model", "data"} and place[1] in {*DATA_OF, *DATA_OF.values()}:
+        del place[1]  # pydantic names the chosen class too
+    if place and place[-1] == "int":
+        del place[-1]  # and the branch of a union
+    return f"{'.'.join(place)}: {_reason(first)}" if place else _reason(first)
+
+
+def _reason(first: ErrorDetails) -> str:
+    """Pydantic's reason in the words of a YAML file."""
+    match first["type"]:
+        case "value_error":
+            return first["msg"].removeprefix("Value error, ")
+        case "missing":
+            return "this key is required"
+        case "union_tag_invalid":
+            return f"there is no {first['ctx']['tag']!r}; known: {first['ctx']['expected_tags']}"
+        case "union_tag_not_found" | "model_attributes_type" | "dict_type" | "model_type":
+            return f"expected a mapping with a name, got {first['input']!r}"
+    text = first["msg"].replace("Input should be", "expected")
+    return f"{text[:1].lower()}{text[1:]}, got {first['input']!r}"

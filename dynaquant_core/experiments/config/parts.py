@@ -1,0 +1,130 @@
+"""The sections of an experiment: model, data, optimizer, evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from dynaquant_core.experiments.config.section import Count, Number, Positive, Section, Share
+
+__all__ = [
+    "CharGPTModel",
+    "DataSection",
+    "Evaluation",
+    "ImageData",
+    "ModelSection",
+    "OptimizerSection",
+    "ResNetModel",
+    "TextData",
+]
+
+
+class CharGPTModel(Section):
+    """``model: {name: char_gpt}``; vocabulary and context come from the data."""
+
+    name: Literal["char_gpt"]
+    layers: Count = 4
+    width: Count = 256
+    heads: Count = 4
+    dropout: Share = 0.0
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> CharGPTModel:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+
+class ResNetModel(Section):
+    """``model: {name: resnet}``: channels of each stage, basic blocks of each (one number serves all)."""
+
+    name: Literal["resnet"]
+    widths: list[Count] = Field(default=[16, 32, 64, 128, 256], min_length=1)
+    depths: Count | list[Count] = 1
+
+    @model_validator(mode="after")
+    def _a_depth_for_each_width(self) -> ResNetModel:
+        if isinstance(self.depths, list) and len(self.depths) != len(self.widths):
+            raise ValueError(f"{len(self.depths)} depths for {len(self.widths)} widths; give one for each")
+        return self
+
+
+class TextData(Section):
+    """``data: {name: text}``: characters of a file, of a folder's text files, or of the standard library.
+
+    Args:
+        source: a path (tried as given, then under the data root) or ``stdlib``.
+        max_bytes: the corpus is cut after about this many bytes.
+        batch: sequences a training step.
+        context: characters a sequence.
+        search_tokens, heldout_tokens: predicted characters in each of the two fixed evaluation sets.
+    """
+
+    name: Literal["text"]
+    source: str
+    max_bytes: Count = 8_000_000
+    batch: Count = 16
+    context: Count = 64
+    search_tokens: Count = 32_768
+    heldout_tokens: Count = 32_768
+
+
+class ImageData(Section):
+    """``data: {name: cifar}``: an npz of raw (``x_train`` ...) or JPEG-coded (``train_jpeg`` ...) images.
+
+    Args:
+        source: a path, tried as given, then under the data root.
+        batch: images a training step.
+        augment: random flips, and crops after padding by 4, in training.
+        train_images: use only the first so many training images.
+        search_images, heldout_images: sizes of the two fixed evaluation sets, cut from the test split.
+    """
+
+    name: Literal["cifar"]
+    source: str = "cifar10/cifar10_jpeg.npz"
+    batch: Count = 64
+    augment: bool = True
+    train_images: Count | None = None
+    search_images: Count = 2000
+    heldout_images: Count = 5000
+
+
+class OptimizerSection(Section):
+    """The optimizer and its learning-rate schedule.
+
+    Args:
+        name: ``adamw`` or ``sgd``.
+        lr: the highest learning rate; ``min_lr``: where the cosine ends.
+        schedule: ``cosine`` or ``constant``, after ``warmup`` linear steps.
+        momentum, nesterov: SGD only.
+        betas: AdamW only.
+        clip: gradient norm, none by default.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: Positive = 1e-3
+    min_lr: Number = 0.0
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Number = 0.0
+    momentum: Share = 0.0
+    nesterov: bool = False
+    betas: list[Share] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    clip: Positive | None = None
+
+
+class Evaluation(Section):
+    """What quality is: ``loss`` (lower is better) or ``accuracy``; ``batch`` items an evaluation batch."""
+
+    metric: Literal["loss", "accuracy"] = "loss"
+    batch: Count = 64
+
+    @property
+    def mode(self) -> Literal["min", "max"]:
+        """Which way is better."""
+        return "min" if self.metric == "loss" else "max"
+
+
+ModelSection = Annotated[CharGPTModel | ResNetModel, Field(discriminator="name")]
+DataSection = Annotated[TextData | ImageData, Field(discriminator="name")]

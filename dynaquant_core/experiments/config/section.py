@@ -1,0 +1,57 @@
+"""The base of every section of an experiment: frozen, strict, and helpful about a misspelt key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+__all__ = ["Count", "Number", "Positive", "Section", "Share", "nearest"]
+
+
+def nearest(key: str, known: list[str]) -> str:
+    """A hint for a key that is not ``known``: the nearest one, or all of them.
+
+    Example:
+        >>> nearest("treshold", ["steps", "threshold"])
+        "did you mean 'threshold'?"
+        >>> nearest("zzz", ["steps", "threshold"])
+        'known: steps, threshold'
+    """
+    near = get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def _number(value: object) -> object:
+    """YAML 1.1 reads ``1e-3`` (no dot) as text; every user means the number."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0.0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(_number), Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A mapping of the YAML file.  Values keep their YAML type: ``steps: "100"`` is refused."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"expected a mapping, got {data!r}")
+        known = list(cls.model_fields)
+        for key in data:
+            if key not in known:
+                raise ValueError(f"unknown key {key!r}; {nearest(str(key), known)}")
+        return data

@@ -1,0 +1,105 @@
+"""Where an experiment comes from: a YAML file or a shipped name, and ``key=value`` overrides on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config.experiment import Experiment, validate
+from dynaquant_core.experiments.config.section import nearest
+
+__all__ = ["apply_overrides", "load_experiment", "set_dotted", "shipped_configs"]
+
+#: What a dotted key under a method that is not named belongs to.
+DEFAULT_METHOD = "dynaquant"
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name -> file of the configs that come with the project (in the wheel, or beside the package)."""
+    package = Path(__file__).resolve().parents[2]
+    for folder in (package / "configs", package.parent / "configs"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Reads an experiment.
+
+    Args:
+        config: a YAML file, or the name of a shipped config (``quickstart``).
+        overrides: ``key.sub=value``; the value is read as YAML.
+
+    Raises:
+        ConfigError: no such file or name, text that is not YAML, an unknown or ill-typed key.
+    """
+    path = _find(config)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not a YAML file: {reason}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, found {type(data).__name__}.")
+    return validate(apply_overrides(data, overrides), str(path))
+
+
+def _find(config: str | Path) -> Path:
+    path = Path(config)
+    if path.is_file():
+        return path
+    shipped = shipped_configs()
+    if str(config) in shipped:
+        return shipped[str(config)]
+    hint = nearest(str(config), list(shipped))
+    raise ConfigError(f"{config}: no such file and no shipped config of that name; {hint}")
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """``data`` with every ``key.sub=value`` set; ``data`` itself is left alone.
+
+    Raises:
+        ConfigError: an override without ``=``, or whose value is not YAML.
+
+    Example:
+        >>> apply_overrides({"method": "dynaquant"}, ["method.coder=paper", "threshold=0.05"])
+        {'method': {'name': 'dynaquant', 'coder': 'paper'}, 'threshold': 0.05}
+    """
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"override {override!r}: expected key=value, for example threshold=0.01.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"override {override!r}: {text!r} is not a YAML value.") from None
+        data = set_dotted(data, key.strip(), value)
+    return data
+
+
+def set_dotted(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy of ``data`` with ``value`` at a dotted ``key``; a name on the way becomes ``{"name": name}``.
+
+    Setting ``seeds`` drops ``seed`` and the other way round: an override replaces what the file says.
+    """
+    head, _, rest = key.partition(".")
+    result = dict(data)
+    if not rest:
+        result[head] = value
+        result.pop({"seed": "seeds", "seeds": "seed"}.get(head, ""), None)
+        return result
+    inner = result.get(head)
+    if head == "method" and inner is None:
+        inner = DEFAULT_METHOD
+    if isinstance(inner, str):
+        inner = {"name": inner}
+    elif inner is not None and not isinstance(inner, dict):
+        raise ConfigError(f"override {key!r}: {head!r} is {inner!r}, which has no keys.")
+    result[head] = set_dotted(inner or {}, rest, value)
+    return result

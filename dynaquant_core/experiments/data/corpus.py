@@ -1,0 +1,83 @@
+"""Text of a bounded size from a file, a folder, or Python's own standard library, in a fixed order."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import xxhash
+
+from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments.data.dataset import locate
+
+__all__ = ["STDLIB", "fingerprint", "read"]
+
+#: The source that needs no download: it comes with every Python.
+STDLIB = "stdlib"
+
+#: Folders of the standard library that are not it (installed packages) or are mostly tables and tests.
+NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings"})
+
+
+def read(source: str, max_bytes: int) -> str:
+    """The text of a source, cut after ``max_bytes`` bytes of UTF-8.
+
+    Args:
+        source: ``"stdlib"``, a text file, or a folder of them, joined in the order of their names.
+        max_bytes: upper bound of the text's size.
+
+    Raises:
+        ExperimentError: missing, unreadable, not text, or empty.
+    """
+    texts = _stdlib() if source == STDLIB else _files(locate(source))
+    text = _bounded(texts, max_bytes)
+    if not text:
+        raise ExperimentError(f"data source {source!r} holds no text; give a UTF-8 file or a folder of them.")
+    return text
+
+
+def fingerprint(source: str, max_bytes: int) -> str:
+    """Hex digest of what `read` returns."""
+    return xxhash.xxh3_128_hexdigest(read(source, max_bytes).encode())
+
+
+def _bounded(texts: Iterable[str], max_bytes: int) -> str:
+    pieces, room = [], max_bytes
+    for text in texts:
+        encoded = text.encode()
+        pieces.append(encoded[:room].decode(errors="ignore"))
+        room -= len(encoded)
+        if room <= 0:
+            break
+    return "".join(pieces)
+
+
+def _stdlib() -> Iterator[str]:
+    """Modules of each folder by name, then its folders by name."""
+    for folder, folders, files in os.walk(sysconfig.get_path("stdlib")):
+        folders[:] = sorted(set(folders) - NOT_STDLIB)
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield _text(Path(folder) / name)
+
+
+def _files(path: Path) -> Iterator[str]:
+    if not path.is_dir():
+        yield _text(path)
+        return
+    for file in sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix()):
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
+            yield _text(file)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ExperimentError(
+            f"data: {path} is not UTF-8 text ({error.reason} at byte {error.start})."
+        ) from None
+    except OSError as error:
+        raise ExperimentError(f"data: {path} cannot be read: {error.strerror}.") from None

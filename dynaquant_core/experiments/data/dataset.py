@@ -1,0 +1,86 @@
+"""The protocol of a dataset, and the one way its random numbers are drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.errors import ExperimentError
+
+__all__ = ["Batch", "Dataset", "data_root", "drawn", "even_split", "leading", "locate"]
+
+#: (inputs, targets): what the model takes, and int64 labels of what it should say.
+Batch = tuple[Tensor, Tensor]
+
+
+class Dataset(Protocol):
+    """Training batches and two fixed evaluation sets.
+
+    Attributes:
+        classes: number of different targets (characters of the vocabulary, or image labels).
+        search: batches that the search for a configuration may look at.
+        heldout: batches that only the report looks at.
+        part: how many leading batches of ``search`` make up the small part that rework is measured on.
+    """
+
+    classes: int
+    search: list[Batch]
+    heldout: list[Batch]
+    part: int
+
+    def batch(self, seed: int, step: int) -> Batch:
+        """The batch of a step (0 is the first): the same for the same two numbers, in any process."""
+        ...
+
+
+def drawn(purpose: str, *numbers: int) -> np.random.Generator:
+    """A generator that depends on nothing but its arguments, so that a resumed run draws the same.
+
+    Example:
+        >>> bool(drawn("flip", 0, 7).random() == drawn("flip", 0, 7).random())
+        True
+    """
+    word = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=4).digest(), "little")
+    return np.random.default_rng([word, *numbers])
+
+
+def even_split(items: NDArray[Any], size: int) -> list[NDArray[Any]]:
+    """Cuts into as few parts of at most ``size`` as possible, equal within one, so that their mean is fair.
+
+    Example:
+        >>> [len(part) for part in even_split(np.arange(7), 3)]
+        [3, 2, 2]
+    """
+    return np.array_split(items, -(-len(items) // size))
+
+
+def leading(batches: list[Batch], most: int) -> int:
+    """How many batches from the front hold at most ``most`` items together (at least one batch)."""
+    totals = np.cumsum([len(inputs) for inputs, _ in batches])
+    return max(1, int((totals <= most).sum()))
+
+
+def data_root() -> Path:
+    """Folder that relative data sources are looked up in: ``DYNAQUANT_DATA``, by default ../shared/data."""
+    return Path(os.environ.get("DYNAQUANT_DATA", "../shared/data"))
+
+
+def locate(source: str) -> Path:
+    """The path of a data source: as given, or under the data root.
+
+    Raises:
+        ExperimentError: it is at neither place.
+    """
+    for path in (Path(source), data_root() / source):
+        if path.exists():
+            return path
+    raise ExperimentError(
+        f"data source {source!r} exists neither at that path nor under the data root {str(data_root())!r}; "
+        f"set DYNAQUANT_DATA to the folder that holds it."
+    )

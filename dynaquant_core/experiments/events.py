@@ -1,0 +1,71 @@
+"""The diary of a run: one JSON object a line, written so that it outlives a SIGKILL of the writer.
+
+| event | written when | fields |
+|---|---|---|
+| start | a process begins or resumes | restored |
+| loss | now and then | step, loss, seconds (training time of this process so far) |
+| reference | a checkpoint is due | step, search, heldout, part: quality of the true weights |
+| checkpoint | a checkpoint was committed and read back | the entry of results.json |
+| probe | after a restore, one interval long | step, value: quality on the part |
+| killed | the parent killed the process | step |
+| final | the last step is done | step, value |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynaquant_core.errors import StorageError
+
+__all__ = ["Event", "append", "find", "read"]
+
+Event = Mapping[str, Any]
+
+
+def append(path: Path, event: str, **fields: Any) -> None:
+    """Adds one line with one write: bytes handed to the system stay when the process dies.
+
+    A line that an earlier death tore is ended first, so that it spoils nothing but itself.
+
+    Raises:
+        StorageError: the system refuses.
+    """
+    line = json.dumps({"event": event, **fields}, allow_nan=False).encode() + b"\n"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+            os.write(handle, b"\n" + line if torn else line)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}.") from None
+
+
+def read(path: Path) -> list[Event]:
+    """All events, oldest first; none where there is no file.  A torn line is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}.") from None
+    return [event for line in lines if (event := _parsed(line)) is not None]
+
+
+def find(events: Sequence[Event], kind: str) -> list[Event]:
+    """The events of one kind, oldest first."""
+    return [event for event in events if event["event"] == kind]
+
+
+def _parsed(line: str) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None

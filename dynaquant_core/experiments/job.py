@@ -1,0 +1,82 @@
+"""What one training process is asked to do: a folder with a job description, a diary and a store."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynaquant_core.errors import ExperimentError, StorageError
+from dynaquant_core.experiments.config.experiment import Experiment, validate
+
+__all__ = ["Job", "write_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run in a folder of its own.
+
+    Args:
+        folder: holds ``job.json``, ``events.jsonl``, ``process.log`` and, where it saves, ``store/``.
+        experiment: one run (one seed, no grid).
+        saves: False for a baseline, which trains without checkpoints.
+    """
+
+    folder: Path
+    experiment: Experiment
+    saves: bool
+
+    @property
+    def diary(self) -> Path:
+        """File of events (`events`)."""
+        return self.folder / "events.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the process says on its standard error."""
+        return self.folder / "process.log"
+
+    @property
+    def store(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "store"
+
+    def write(self) -> None:
+        """Puts the job description into its folder, which is made.
+
+        Raises:
+            StorageError: the system refuses.
+        """
+        write_json(self.folder / "job.json", {"experiment": self.experiment.as_dict(), "saves": self.saves})
+
+    @classmethod
+    def read(cls, folder: Path) -> Job:
+        """The job in a folder.
+
+        Raises:
+            ExperimentError: there is none.
+            ConfigError: it is not valid.
+        """
+        path = folder / "job.json"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return cls(folder, validate(data["experiment"], str(path)), bool(data["saves"]))
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ExperimentError(f"{path}: no job of an experiment ({error}).") from None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes JSON in one piece: a reader sees the old file or the new one.
+
+    Raises:
+        StorageError: the system refuses.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}.") from None

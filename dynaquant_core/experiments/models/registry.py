@@ -1,0 +1,28 @@
+"""The table of models by their name in the YAML file."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.config.parts import ResNetModel, TextData
+from dynaquant_core.experiments.models.char_gpt import CharGPT
+from dynaquant_core.experiments.models.resnet import ResNet
+
+__all__ = ["build"]
+
+
+def build(experiment: Experiment, classes: int) -> nn.Module:
+    """A freshly initialised model for ``classes`` targets, from torch's current random state."""
+    section, data = experiment.model, experiment.data
+    if isinstance(section, ResNetModel):
+        return ResNet(classes, widths=section.widths, depths=section.depths)
+    assert isinstance(data, TextData), "the experiment's own check pairs models with data"
+    return CharGPT(
+        classes,
+        layers=section.layers,
+        width=section.width,
+        heads=section.heads,
+        context=data.context,
+        dropout=section.dropout,
+    )

@@ -1,0 +1,155 @@
+"""One life of a training process: ``python -m dynaquant_core.experiments.process FOLDER [--halt STEP]``.
+
+It reads its job from the folder, goes on from the newest checkpoint, and writes events to the diary.  On its
+standard output it says, one JSON object a line, where it is.  At the halt step it waits for its parent to
+kill it: a failure in these experiments is a SIGKILL of a process in the middle of its work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.experiments import events
+from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.recorder import Recorder
+from dynaquant_core.experiments.trainer import Trainer
+
+__all__ = ["Life", "main"]
+
+#: Seconds between two lines of progress, and points in a run's loss curve.
+PROGRESS_SECONDS = 0.2
+CURVE_POINTS = 400
+
+
+class Life:
+    """From start or resume to the end of the run, or to the halt.
+
+    Args:
+        job: what to do.
+        halt: step at which to wait for the kill, or None.
+    """
+
+    def __init__(self, job: Job, halt: int | None) -> None:
+        self._job, self._halt = job, halt
+        self._parent = os.getppid()
+        self._trainer = Trainer(job.experiment)
+        self._restored = 0
+        self._said = 0.0
+
+    def live(self) -> None:
+        """Trains to the last step and writes the final event (never returns from a halt)."""
+        with self._recorder() as recorder:
+            if recorder is not None:
+                self._restored = recorder.restore()
+            self._note("start", restored=self._restored)
+            if self._restored:
+                self._probe()
+            while self._trainer.step < self._job.experiment.steps:
+                self._step(recorder)
+        value = _mean(self._trainer.quality(self._trainer.data.heldout))
+        self._note("final", step=self._trainer.step, value=value)
+
+    def _recorder(self) -> Recorder | nullcontext[None]:
+        if not self._job.saves:
+            return nullcontext()
+        diary = events.read(self._job.diary)
+        return Recorder(self._trainer, self._job.experiment, self._job.store, diary)
+
+    def _step(self, recorder: Recorder | None) -> None:
+        loss = self._trainer.advance()
+        step = self._trainer.step
+        due = step % self._job.experiment.checkpoint_every == 0
+        self._report(loss, always=due or step in {self._halt, self._job.experiment.steps})
+        if due:
+            self._checkpoint(recorder)
+        elif recorder is not None:
+            recorder.after_step()
+        self._maybe_probe()
+        if step == self._halt:
+            self._wait_for_kill()
+        if os.getppid() != self._parent:
+            sys.exit("the parent is gone; a later run goes on from the newest checkpoint")
+
+    def _checkpoint(self, recorder: Recorder | None) -> None:
+        trainer = self._trainer
+        search, heldout = (
+            trainer.quality(batches) for batches in (trainer.data.search, trainer.data.heldout)
+        )
+        reference = {
+            "search": _mean(search),
+            "heldout": _mean(heldout),
+            "part": _mean(search[: trainer.data.part]),
+        }
+        self._note("reference", step=trainer.step, **reference)
+        if recorder is not None:
+            recorder.after_step()
+            self._note("checkpoint", **recorder.measure(search, heldout))
+
+    def _maybe_probe(self) -> None:
+        """Rework is measured from a restore on, at most one interval long (DESIGN: every interval / 10)."""
+        interval = self._job.experiment.checkpoint_every
+        since = self._trainer.step - self._restored
+        if self._restored and since <= interval and since % max(1, interval // 10) == 0:
+            self._probe()
+
+    def _probe(self) -> None:
+        data = self._trainer.data
+        self._note(
+            "probe", step=self._trainer.step, value=_mean(self._trainer.quality(data.search[: data.part]))
+        )
+
+    def _report(self, loss: float, *, always: bool) -> None:
+        step = self._trainer.step
+        if always or step % max(1, self._job.experiment.steps // CURVE_POINTS) == 0:
+            events.append(self._job.diary, "loss", step=step, loss=loss, seconds=self._trainer.seconds)
+        if always or time.monotonic() - self._said > PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            say({"event": "progress", "step": step, "loss": loss})
+
+    def _note(self, event: str, **fields: Any) -> None:
+        events.append(self._job.diary, event, **fields)
+        say({"event": event, **fields})
+
+    def _wait_for_kill(self) -> None:
+        say({"event": "halt", "step": self._trainer.step})
+        while os.getppid() == self._parent:
+            time.sleep(0.02)
+
+
+def say(message: dict[str, Any]) -> None:
+    """One line to the parent."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one life; 0 good, 1 a problem that is said as an ``error`` line."""
+    parser = argparse.ArgumentParser(prog="dynaquant_core.experiments.process", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--halt", type=int, default=None)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        Life(Job.read(options.folder), options.halt).live()
+    except DynaQuantError as error:
+        say({"event": "error", "message": str(error)})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""What people read of an experiment: a table, plots, and one page that holds both."""
+
+from __future__ import annotations
+
+from dynaquant_core.experiments.report.table import summary
+from dynaquant_core.experiments.report.write import write_report
+
+__all__ = ["summary", "write_report"]

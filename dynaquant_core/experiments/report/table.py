@@ -1,0 +1,128 @@
+"""Tables of an experiment: a row a run, a row a checkpoint; every cell is text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dynaquant_core.experiments.results import Results
+
+__all__ = ["Row", "checkpoint_rows", "percent", "restore_rows", "size", "summary"]
+
+#: Column title -> cell.
+Row = dict[str, str]
+
+
+def summary(results: Results) -> list[Row]:
+    """A row for each run: what was saved, and what it cost in the end.
+
+    Example:
+        >>> from pathlib import Path
+        >>> summary(Results(Path("results.json"), {"runs": []}))
+        []
+    """
+    return [_summary_row(index, run) for index, run in enumerate(results.data["runs"])]
+
+
+def _summary_row(index: int, run: Mapping[str, Any]) -> Row:
+    checkpoints, totals, final = run["checkpoints"], run["totals"], run["final"]
+    met = sum(entry["met"] for entry in checkpoints)
+    return {
+        "run": str(index + 1),
+        "method": run["method"],
+        "seed": str(run["seed"]),
+        "threshold": percent(run["threshold"]),
+        "kills": str(len(run["failures"])),
+        "threshold met": f"{met} of {len(checkpoints)}",
+        "raw": size(totals["raw_bytes"]),
+        "stored": size(totals["stored_bytes"]),
+        "ratio": times(totals["ratio"]),
+        "weights ratio": times(totals["weights_ratio"]),
+        f"final {final['metric']}": f"{final['value']:.4f}",
+        "uninterrupted": f"{final['baseline']:.4f}",
+        "degradation": percent(final["relative_degradation"], signed=True),
+        "overhead": percent(run["overhead"]["held"] + run["overhead"]["search"]),
+    }
+
+
+def checkpoint_rows(run: Mapping[str, Any]) -> list[Row]:
+    """A row for each checkpoint of a run."""
+    return [_checkpoint_row(entry) for entry in run["checkpoints"]]
+
+
+def _checkpoint_row(entry: Mapping[str, Any]) -> Row:
+    lost = entry["movement_lost"] or {}
+    degradation = entry["degradation"]
+    return {
+        "step": str(entry["step"]),
+        "kind": entry["kind"],
+        "configuration": configuration(entry["config"]),
+        "stored": size(entry["stored_bytes"]),
+        "ratio": times(entry["raw_bytes"] / entry["stored_bytes"]),
+        "weights ratio": times(part_ratio(entry, "weight")),
+        "search": percent(degradation["search"], signed=True),
+        "held-out": f"{percent(degradation['heldout'], signed=True)} ± {percent(degradation['heldout_se'])}",
+        "met": "yes" if entry["met"] else "NO",
+        "evaluations": str(entry["evaluations"]),
+        "unchanged": percent(entry["unchanged"]),
+        "stale": percent(lost.get("stale")),
+    }
+
+
+def restore_rows(run: Mapping[str, Any]) -> list[Row]:
+    """A row for each restore of a run."""
+    return [
+        {
+            "killed at": str(restore["failed_step"]),
+            "resumed from": str(restore["restored_step"]),
+            "rework (steps)": "-" if restore["rework_steps"] is None else str(restore["rework_steps"]),
+        }
+        for restore in run["restores"]
+    ]
+
+
+def configuration(config: Mapping[str, Any] | None) -> str:
+    """A searched point in a few words.
+
+    Example:
+        >>> configuration({"bins": 8, "prune": 0.2, "protect": 0.005})
+        'bins 8, prune 0.2, protect 0.005'
+    """
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in (config or {}).items()) or "-"
+
+
+def part_ratio(entry: Mapping[str, Any], role: str) -> float | None:
+    """Raw over stored bytes of one role in a checkpoint; None where it has none."""
+    part = entry["parts"].get(role)
+    return part["raw_bytes"] / part["stored_bytes"] if part and part["stored_bytes"] else None
+
+
+def size(count: float) -> str:
+    """Bytes in a readable unit.
+
+    Example:
+        >>> size(999), size(12_345), size(3_200_000)
+        ('999 B', '12.3 kB', '3.2 MB')
+    """
+    if count < 1000:
+        return f"{count:.0f} B"
+    power = min(4, int(math.log10(count)) // 3)
+    return f"{count / 1000**power:.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
+def percent(share: float | None, *, signed: bool = False) -> str:
+    """A share as a percentage; "-" for None.
+
+    Example:
+        >>> percent(0.0123), percent(0.0123, signed=True), percent(None)
+        ('1.23%', '+1.23%', '-')
+    """
+    if share is None:
+        return "-"
+    return f"{share:+.2%}" if signed else f"{share:.2%}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio; "-" for None."""
+    return "-" if ratio is None else f"{ratio:.1f}x"

@@ -1,0 +1,133 @@
+"""Starts training processes, kills them at the planned steps, and starts them again until the run is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments import events
+from dynaquant_core.experiments.events import Event
+from dynaquant_core.experiments.job import Job
+
+__all__ = ["Progress", "Report", "complete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is.
+
+    Args:
+        run: label of the run.
+        step, steps: optimizer steps done, of how many.
+        loss: latest training loss, if any.
+        message: what just happened, empty while it only trains.
+    """
+
+    run: str
+    step: int
+    steps: int
+    loss: float | None = None
+    message: str = ""
+
+
+Report = Callable[[Progress], None]
+
+
+def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> list[Event]:
+    """Brings a run to its end, killing its process at every failure step; returns its diary.
+
+    A run whose diary holds its final event is left as it is; one that was interrupted goes on.
+
+    Args:
+        job: the run, its folder written.
+        failures: steps, ascending.
+        label: name of the run in progress reports.
+        report: takes progress.
+
+    Raises:
+        ExperimentError: the process ended without finishing; names its log.
+    """
+    while True:
+        diary = events.read(job.diary)
+        if events.find(diary, "final"):
+            return diary
+        killed = {event["step"] for event in events.find(diary, "killed")}
+        left = [step for step in failures if step not in killed]
+        _one_life(job, left[0] if left else None, label, report)
+
+
+def _one_life(job: Job, halt: int | None, label: str, report: Report) -> None:
+    command = [sys.executable, "-m", "dynaquant_core.experiments.process", str(job.folder)]
+    if halt is not None:
+        command += ["--halt", str(halt)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    with (
+        job.log.open("ab") as log,
+        subprocess.Popen(  # noqa: S603 - this interpreter, this package's module, a folder of ours
+            command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
+        ) as process,
+    ):
+        try:
+            killed, problem = _listen(process, job, label, report)
+        finally:
+            process.kill()  # after an error or an interrupt here: no orphan goes on writing
+    if not killed and process.returncode != 0:
+        raise ExperimentError(problem or _crashed(job, label, process.returncode))
+
+
+def _listen(process: subprocess.Popen[str], job: Job, label: str, report: Report) -> tuple[bool, str]:
+    """Forwards what the process says until it ends; kills it at its halt.  Returns (killed, error)."""
+    killed, problem = False, ""
+    for line in process.stdout or ():
+        message = _parsed(line)
+        if message["event"] == "error":
+            problem = str(message["message"])
+        elif message["event"] == "halt":
+            process.kill()  # SIGKILL: no handler runs, nothing is flushed
+            killed = True
+            process.wait()
+            events.append(job.diary, "killed", step=message["step"])
+            report(_progress(label, job, message | {"event": "killed"}))
+        else:
+            report(_progress(label, job, message))
+    process.wait()
+    return killed, problem
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    return message if isinstance(message, dict) and "event" in message else {"event": "noise"}
+
+
+def _progress(label: str, job: Job, message: dict[str, Any]) -> Progress:
+    step = int(message.get("step", message.get("restored", 0)))
+    return Progress(label, step, job.experiment.steps, message.get("loss"), _words(message))
+
+
+def _words(message: dict[str, Any]) -> str:
+    match message["event"]:
+        case "start" if message["restored"]:
+            return f"resumed in a new process from step {message['restored']}"
+        case "checkpoint":
+            ratio = message["raw_bytes"] / max(1, message["stored_bytes"])
+            return f"{message['kind']} checkpoint, {ratio:.1f}x smaller"
+        case "killed":
+            return "killed (SIGKILL)"
+        case "final":
+            return f"finished, held-out metric {message['value']:.4f}"
+    return ""
+
+
+def _crashed(job: Job, label: str, code: int) -> str:
+    lines = job.log.read_text(encoding="utf-8", errors="replace").split("\n") if job.log.exists() else []
+    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"{label}: the training process ended with code {code} ({last.strip()}); its log is {job.log}."

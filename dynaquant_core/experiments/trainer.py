@@ -1,0 +1,117 @@
+"""A model in training: everything a step needs, with no word about saving."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.data.dataset import Batch
+from dynaquant_core.experiments.data.registry import open_data
+from dynaquant_core.experiments.models.registry import build
+from dynaquant_core.experiments.optimizers import make_optimizer, make_scheduler
+
+__all__ = ["Trainer", "device_name"]
+
+
+def device_name() -> str:
+    """Where training happens: ``"cuda"`` where there is one, else ``"cpu"``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Trainer:
+    """Model, optimizer, schedule and data of one run.
+
+    What step n does depends on the run's state before it, the seed and n only; so a process that restores
+    that state, and sets `step`, goes on exactly where another one stopped.
+
+    Args:
+        experiment: one run (`expand`).
+
+    Attributes:
+        step: optimizer steps done.
+        seconds: time spent in `advance` by this process.
+
+    Raises:
+        ExperimentError: the data is missing or too small.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._device = torch.device(device_name())
+        _seed_everything(experiment.seed)
+        self.data = open_data(experiment.data, evaluation_batch=experiment.evaluate.batch)
+        self.model = build(experiment, self.data.classes).to(self._device).train()
+        self.optimizer = make_optimizer(experiment.optimizer, self.model)
+        self.scheduler = make_scheduler(experiment.optimizer, self.optimizer, experiment.steps)
+        self.step = 0
+        self.seconds = 0.0
+
+    def advance(self) -> float:
+        """One optimizer step; returns its training loss.
+
+        Raises:
+            ExperimentError: the loss is not finite.
+        """
+        started = time.perf_counter()
+        inputs, targets = self._moved(self.data.batch(self._experiment.seed, self.step))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = _cross_entropy(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._experiment.optimizer.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._experiment.optimizer.clip)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.step += 1
+        value = float(loss.detach())
+        if not np.isfinite(value):
+            raise ExperimentError(
+                f"training loss is {value} at step {self.step}; lower optimizer.lr or set optimizer.clip."
+            )
+        self.seconds += time.perf_counter() - started
+        return value
+
+    def quality(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[float]:
+        """The experiment's metric on each batch, of this model or of ``model``; training flags are kept."""
+        model = self.model if model is None else model
+        flags = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            with torch.no_grad():
+                return [self._metric(model, batch) for batch in batches]
+        finally:
+            for module, training in flags:
+                module.training = training
+
+    def reader(self) -> nn.Module:
+        """A second model of the same shape, for decoded weights."""
+        return copy.deepcopy(self.model).eval().requires_grad_(requires_grad=False)
+
+    def _metric(self, model: nn.Module, batch: Batch) -> float:
+        inputs, targets = self._moved(batch)
+        logits = model(inputs)
+        if self._experiment.evaluate.metric == "loss":
+            return float(_cross_entropy(logits, targets))
+        return float((logits.argmax(-1) == targets).float().mean())
+
+    def _moved(self, batch: Batch) -> Batch:
+        inputs, targets = batch
+        return inputs.to(self._device), targets.to(self._device)
+
+
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the legacy stream is part of what a checkpoint restores
+    torch.manual_seed(seed)

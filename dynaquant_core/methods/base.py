@@ -1,0 +1,173 @@
+"""The protocol that every method follows, and the small types it speaks in.
+
+A *method* decides what a reader gets back instead of the true tensors.  It is asked for drafts (one per
+candidate configuration); the draft that is chosen is encoded into streams; a reader decodes streams against
+what it held before.  Search and store see a method through this page only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from dynaquant_core.state.spec import TensorSpec
+
+__all__ = ["Draft", "Hints", "Method", "Reference", "Space", "Stream", "StreamSource", "TensorSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One run of bytes in a checkpoint file.
+
+    Args:
+        name: the tensor it belongs to; "" = shared by all tensors of the part.
+        kind: the method's own word for it ("codes", "centres", "protected", "values").
+        codec: id of the codec that wrote ``payload``.
+        payload: the bytes.
+    """
+
+    name: str
+    kind: str
+    codec: int
+    payload: bytes
+
+
+class StreamSource(Protocol):
+    """Where a decoder reads streams from: a file whose checksums are verified, or a table in memory."""
+
+    specs: Mapping[str, TensorSpec]
+
+    def get(self, name: str, kind: str) -> tuple[int, memoryview]:
+        """Returns (codec id, payload); raises CorruptFileError where the stream is missing."""
+        ...
+
+    def has(self, name: str, kind: str) -> bool:
+        """Whether the stream exists."""
+        ...
+
+
+@dataclass(slots=True)
+class Hints:
+    """What may help a method beside the tensors; all of it optional.
+
+    Args:
+        gradients: EMA of the gradient by tensor name, same shape as the tensor.
+        layer_types: "convolution", "attention", "linear", "embedding" or "other", by tensor name.
+        roles: "weight", "moment" or "exact" by tensor name; small tensors are pooled within a role.
+        scratch: lives as long as one save; a method shares sketches between drafts through it.
+    """
+
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    layer_types: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    scratch: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """What a reader holds after a checkpoint; opaque to search and store."""
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields (name, tensor), decoded one at a time, on the CPU, in the tensor's own dtype and shape."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors, decoded."""
+        ...
+
+
+class Draft(Protocol):
+    """One candidate: what a reader would get, what it would cost, and how to write it."""
+
+    config: Any
+    is_key: bool
+
+    @property
+    def decoded(self) -> Iterable[tuple[str, Tensor]]:
+        """(name, tensor) pairs, one at a time, on the device of the live tensors: what a reader would get."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of all streams, within 2% (from counts where the method can)."""
+        ...
+
+    def detach(self) -> None:
+        """Makes the draft independent of the live tensors, so that `encode` may run on another thread."""
+        ...
+
+    def encode(self) -> tuple[Iterable[Stream], Reference]:
+        """The streams, produced lazily, and what a reader holds after them (complete at once)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The points a search may try.
+
+    Args:
+        build: makes a config of keyword arguments (one per axis).
+        axes: monotone axes, each from careful to bold: quality falls, ratio rises.
+        variants: axes without an order (the pruning metric); the cube is searched once per combination.
+        refine: axes tried on the winner only, careful value first (the embedding bins).
+        beyond: configs for when nothing in the cube meets the threshold, bold to careful; the last is exact.
+        default: the fixed, careful point used without an evaluation.
+    """
+
+    build: Callable[..., Any]
+    axes: Mapping[str, tuple[Any, ...]]
+    variants: Mapping[str, tuple[Any, ...]]
+    refine: Mapping[str, tuple[Any, ...]]
+    beyond: tuple[Any, ...]
+    default: Any
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A way of turning tensors into fewer bytes.
+
+    Attributes:
+        name: as given in ``method=``.
+        owns: roles whose floating tensors it takes, of "weight" and "moment"; the rest goes elsewhere.
+    """
+
+    name: str
+    owns: frozenset[str]
+
+    def options(self) -> dict[str, Any]:
+        """Its options as JSON-ready data, recorded in every file."""
+        ...
+
+    def config(self, data: Mapping[str, Any]) -> Any:
+        """Rebuilds a config from the mapping that its ``as_dict`` wrote."""
+        ...
+
+    def space(self, *, gradients: bool) -> Space:
+        """The search space; without gradients it leaves out what needs them."""
+        ...
+
+    def accepts(self, tensor: Tensor) -> bool:
+        """Whether this method wants the tensor; those it refuses are stored exactly."""
+        ...
+
+    def draft(
+        self, state: Mapping[str, Tensor], ref: Reference | None, config: Any, hints: Hints
+    ) -> Draft:
+        """Drafts a checkpoint of ``state`` against ``ref`` (None: a key checkpoint).
+
+        ``ref`` was returned by this method for tensors of the same names, shapes and dtypes.
+        """
+        ...
+
+    def decode(
+        self, streams: StreamSource, ref: Reference | None, names: Iterable[str] | None = None
+    ) -> Reference:
+        """Turns streams back into a reference; ``names`` restricts it to some tensors.
+
+        Raises:
+            CorruptFileError: the streams are not what this method writes.
+        """
+        ...

@@ -1,0 +1,123 @@
+"""Codebooks: a fresh fit, the base's kept frozen, or one shared by all tensors (paper sec. 4.3, A.2; ours).
+
+Refitting moves boundaries a little at every checkpoint, and weights that did not move change their code.  A
+codebook of the base that is still nearly as good is therefore kept: it costs no bytes, and codes of unmoved
+weights stay.  No tensor is quantised worse than `ERROR_CAP` allows, whatever its neighbours or its tails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynaquant_core.config import MAX_BINS, DynaQuantOptions
+from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
+from dynaquant_core.quantize.kmeans import exact, lloyd
+from dynaquant_core.quantize.kmeans.weights import bucket_weights
+
+__all__ = ["ERROR_CAP", "Book", "choose_book", "fit", "keep_or_fit", "within_cap"]
+
+#: Largest relative RMS error of a tensor, times its bins: 2.2 times what an optimal codebook of as many
+#: centres leaves of normal data.  A fit that breaks it is repeated by count alone, then with more bins.
+ERROR_CAP = 3.5
+
+#: Most bins of a point inside the cube.
+CUBE_BINS = 32
+
+Centres = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The codebook of one tensor.
+
+    Args:
+        centres: float32[k], ascending.
+        source: "own" (stored with this tensor), "base" (as in the base checkpoint), "shared".
+        loss: sum of squared distances of the survivors.
+    """
+
+    centres: Centres
+    source: Literal["own", "base", "shared"]
+    loss: float
+
+
+def fit(
+    counts: SurvivorCounts, bins: int, options: DynaQuantOptions, *, sigma: float | None = None
+) -> Centres:
+    """Weighted K-means on buckets: at most ``bins`` centres, float32, strictly ascending."""
+    used = int(counts.values.size)
+    if used == 0:
+        return np.zeros(0, dtype=np.float32)
+    weight = options.sigma if sigma is None else sigma
+    weights = bucket_weights(counts.values, counts.counts, weight)
+    clusters = min(bins, used)
+    if options.kmeans == "lloyd":
+        centres = lloyd.fit(counts.values, weights, clusters)
+    else:
+        centres = solve(counts, weights, clusters, weight).centres(clusters)
+    return np.unique(centres.astype(np.float32))
+
+
+def solve(
+    counts: SurvivorCounts, weights: NDArray[np.float64], clusters: int, sigma: float
+) -> exact.Solutions:
+    """The exact solution for ``clusters`` and fewer; a second request solves for all of the cube at once."""
+    known = counts.fits.get(sigma)
+    if known is None or known.k_max < clusters:
+        most = clusters if known is None else max(clusters, CUBE_BINS)
+        known = exact.solve(counts.values, weights, min(most, int(counts.values.size)))
+        counts.fits[sigma] = known
+    return known
+
+
+def within_cap(counts: SurvivorCounts, centres: Centres, bins: int) -> bool:
+    """Whether the tensor's error under ``centres`` is within `ERROR_CAP` for ``bins`` centres."""
+    return counts.relative_error(centres) <= (ERROR_CAP / bins) ** 2
+
+
+def fresh_book(counts: SurvivorCounts, bins: int, options: DynaQuantOptions) -> Book:
+    """A fit of the tensor's own; where it breaks the cap, by count alone, then with more bins."""
+    centres = fit(counts, bins, options)
+    if options.profile != "paper" and not within_cap(counts, centres, bins):
+        wider = bins
+        centres = fit(counts, wider, options, sigma=1.0)
+        while wider < MAX_BINS and not within_cap(counts, centres, bins):
+            wider = min(MAX_BINS, 2 * wider)
+            centres = fit(counts, wider, options, sigma=1.0)
+    return Book(centres, "own", counts.loss(centres))
+
+
+def choose_book(
+    counts: SurvivorCounts,
+    bins: int,
+    options: DynaQuantOptions,
+    *,
+    base: Centres | None,
+    shared: Centres | None,
+) -> Book:
+    """The tensor's codebook: shared where it serves, else the base's while nearly as good, else fresh.
+
+    Args:
+        counts: the tensor's survivors.
+        bins: centres asked for.
+        options: the method's options; ``frozen_slack`` says how much worse the base's may be.
+        base: centres that the base checkpoint holds for this tensor, or None.
+        shared: the checkpoint's shared centres, or None.
+    """
+    if shared is not None and within_cap(counts, shared, bins):
+        return Book(shared, "shared", counts.loss(shared))
+    return keep_or_fit(counts, bins, options, base)
+
+
+def keep_or_fit(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, base: Centres | None) -> Book:
+    """The base's centres while nearly as good as a fresh fit of as many, else the fresh fit."""
+    fresh = fresh_book(counts, bins, options)
+    if base is not None and options.frozen_slack > 0 and base.size == fresh.centres.size:
+        loss = counts.loss(base)
+        if loss <= (1.0 + options.frozen_slack) * fresh.loss:
+            return Book(base, "base", loss)
+    return fresh

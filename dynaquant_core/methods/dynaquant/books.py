@@ -1,0 +1,103 @@
+"""All codebooks of a candidate: own, kept or shared, and the scope they are chosen in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynaquant_core.config import Config, DynaQuantOptions
+from dynaquant_core.methods.dynaquant.book import Book, Centres, choose_book, keep_or_fit
+from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
+from dynaquant_core.methods.dynaquant.held import Scope
+from dynaquant_core.methods.dynaquant.scope import equal_error_bytes, merge
+from dynaquant_core.methods.dynaquant.survey import Survey
+from dynaquant_core.threads import map_threads
+
+__all__ = ["Bookshelf", "Choice"]
+
+Survivors = Mapping[str, SurvivorCounts]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The codebook of every tensor, the shared centres if there are any, and the scope."""
+
+    books: Mapping[str, Book]
+    shared: Centres | None
+    scope: Scope
+
+
+class Bookshelf:
+    """Chooses the codebooks of one candidate.
+
+    Args:
+        survey: sketches of the state and the base's codes.
+        config: the point of the cube.
+        options: the method's options.
+    """
+
+    def __init__(self, survey: Survey, config: Config, options: DynaQuantOptions) -> None:
+        self.survey, self.config, self.options = survey, config, options
+        self.cuts = survey.cuts(config)
+        self.names = list(survey.state)
+        self.survivors: Survivors = dict(
+            zip(self.names, map_threads(self._survivors, self.names), strict=True)
+        )
+
+    def choose(self) -> Choice:
+        """The codebooks; the scope is the option's, the chain's, or (auto, at a key) the better of two."""
+        asked, base = self.options.codebook_scope, self.survey.ref
+        if asked != "auto":
+            return self._within(asked)
+        if base is not None:
+            return self._within(base.scope)
+        return min((self._within(scope) for scope in ("tensor", "global")), key=self._worth)
+
+    def _survivors(self, name: str) -> SurvivorCounts:
+        return self.survey.survivors(name, self.cuts[name])
+
+    def _is_embedding(self, name: str) -> bool:
+        return self.survey.types[name] == "embedding"
+
+    def _within(self, scope: Scope) -> Choice:
+        """The codebooks in the given scope."""
+        shared = self._shared() if scope == "global" else None
+
+        def choose(name: str) -> Book:
+            embedding = self._is_embedding(name)
+            base = None if self.survey.ref is None else self.survey.ref.coded(name)
+            return choose_book(
+                self.survivors[name],
+                self.config.embedding_bins if embedding else int(self.config.bins),
+                self.options,
+                base=None if base is None else base.centres,
+                shared=None if embedding else shared,
+            )
+
+        return Choice(dict(zip(self.names, map_threads(choose, self.names), strict=True)), shared, scope)
+
+    def _shared(self) -> Centres | None:
+        """One codebook on the merged sketch of all but embeddings; the base's while nearly as good."""
+        together = {name: part for name, part in self.survivors.items() if not self._is_embedding(name)}
+        if not together:
+            return None
+        base = None if self.survey.ref is None else self.survey.ref.shared
+        return keep_or_fit(merge(together), int(self.config.bins), self.options, base).centres
+
+    def _worth(self, choice: Choice) -> float:
+        """Bytes of a choice at equal error; errors weigh by the squared gradient where it is known."""
+        total = error = 0.0
+        weights = 0
+        for name, book in choice.books.items():
+            total += self.survey.predicted_bytes(name, self.cuts[name], book.centres)
+            error += self._error_weight(name) * book.loss
+            weights += self.survey.state[name].numel()
+        return equal_error_bytes(total, error, weights)
+
+    def _error_weight(self, name: str) -> float:
+        """Mean squared gradient (the loss's curvature, roughly); else one over the mean squared weight."""
+        gradient = self.survey.gradients.get(name)
+        if gradient is not None:
+            return float(gradient.detach().float().square().mean())
+        energy = self.survivors[name].energy
+        return self.survey.state[name].numel() / energy if energy > 0 else 0.0

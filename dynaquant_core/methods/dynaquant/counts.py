@@ -1,0 +1,70 @@
+"""Counts of one tensor under one cut: all that a codebook's fit, its error and its bytes depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynaquant_core.coding import cost
+from dynaquant_core.quantize.kmeans.exact import Solutions
+
+__all__ = ["SurvivorCounts", "stream_bytes"]
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SurvivorCounts:
+    """Survivors of one tensor (neither pruned nor protected), counted by bucket.
+
+    Args:
+        values: float64[r], ascending, the value that stands for each used bucket.
+        counts: int64[r], weights in each bucket.
+        energy: sum of squares of the whole tensor, pruned and protected weights included.
+        pruned_energy: largest share of that energy that the cut may have pruned.
+    """
+
+    values: NDArray[np.float64]
+    counts: Counts
+    energy: float
+    pruned_energy: float
+
+    @cached_property
+    def fits(self) -> dict[float, Solutions]:
+        """Exact K-means solutions made so far, by sigma; one solution holds every smaller number of bins."""
+        return {}
+
+    def loss(self, centres: NDArray[np.float32]) -> float:
+        """Sum over survivors of the squared distance to the nearest centre."""
+        if self.values.size == 0 or centres.size == 0:
+            return 0.0
+        wide = centres.astype(np.float64)
+        nearest = np.searchsorted((wide[1:] + wide[:-1]) / 2, self.values)
+        return float(np.dot(self.counts, (self.values - wide[nearest]) ** 2))
+
+    def relative_error(self, centres: NDArray[np.float32]) -> float:
+        """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most."""
+        if self.energy <= 0.0:
+            return 0.0
+        return self.loss(centres) / self.energy + self.pruned_energy
+
+
+def stream_bytes(joint: Counts, *, has_base: bool, coder: str) -> float:
+    """Predicted bytes of a coded stream from its joint counts [base code, code] (paper sec. 6)."""
+    marginal = joint.sum(axis=0)
+    predictions: tuple[Callable[[], float], ...]
+    if coder == "paper":
+        predictions = (
+            (lambda: cost.paper_bytes(joint),)
+            if has_base
+            else (lambda: cost.huffman_bytes(marginal), lambda: cost.rle_huffman_bytes(joint))
+        )
+    elif has_base:
+        predictions = (lambda: cost.order0_bytes(marginal), lambda: cost.context_bytes(joint))
+    else:
+        predictions = (lambda: cost.order0_bytes(marginal),)
+    return min(float(predict()) for predict in predictions)

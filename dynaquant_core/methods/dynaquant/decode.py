@@ -1,0 +1,98 @@
+"""From streams back to codes, singly or in parallel, every announced size checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynaquant_core.coding import codec_by_id
+from dynaquant_core.errors import CorruptFileError, MissingBaseError
+from dynaquant_core.methods.base import StreamSource
+from dynaquant_core.methods.dynaquant.held import Coded, Held, Plain
+from dynaquant_core.methods.dynaquant.layout import Layout, Row, read_array
+from dynaquant_core.state.raw import empty_words
+from dynaquant_core.state.spec import TensorSpec
+from dynaquant_core.threads import map_threads
+
+__all__ = ["decode_streams"]
+
+
+class Reader:
+    """Decodes tensors of one checkpoint against what was held before."""
+
+    def __init__(self, source: StreamSource, ref: Held | None) -> None:
+        self.source, self.ref = source, ref
+        self.layout = Layout.read(source)
+        self.rows = dict(zip(source.specs, self.layout.rows, strict=True))
+        self.centres = read_array(source, "centres", self.layout.centre_count, np.float32)
+        self.protected = read_array(source, "protected", self.layout.protected_count, np.uint16)
+        self.shared = self.centres[: self.layout.shared_bins]
+        self._spans = self._locate()
+
+    def _locate(self) -> dict[str, tuple[int, int]]:
+        """Where each tensor's own centres and protected weights start in the shared streams."""
+        spans, centre, protected = {}, self.layout.shared_bins, 0
+        for name, row in self.rows.items():
+            spans[name] = (centre, protected)
+            centre += row.bins if row.book == "o" else 0
+            protected += row.protected
+        return spans
+
+    def tensor(self, name: str) -> Coded | Plain:
+        """Decodes one tensor."""
+        spec, row = self.source.specs[name], self.rows[name]
+        base = None if self.ref is None else self.ref.tensors.get(name)
+        if base is not None and base.spec != spec:
+            raise CorruptFileError(f"tensor {name}: {spec} does not fit its base {base.spec}.")
+        return self._plain(name, spec, row, base) if row.book in "he" else self._coded(name, spec, row, base)
+
+    def _coded(self, name: str, spec: TensorSpec, row: Row, base: Coded | Plain | None) -> Coded:
+        start, first = self._spans[name]
+        centres = self._centres(name, row, base, start)
+        codes = np.empty(spec.numel, dtype=np.uint8)
+        context = base.codes if isinstance(base, Coded) else None
+        codec, payload = self.source.get(name, "codes")
+        codec_by_id(codec).decode(payload, codes, context)
+        protected = self.protected[first : first + row.protected]
+        highest = int(codes.max()) if codes.size else 0
+        if highest >= 2 + centres.size or int(np.count_nonzero(codes == 1)) != protected.size:
+            raise CorruptFileError(
+                f"tensor {name}: codes up to {highest} do not fit {centres.size} centres "
+                f"and {protected.size} protected weights."
+            )
+        return Coded(spec, codes, centres, protected)
+
+    def _centres(self, name: str, row: Row, base: Coded | Plain | None, start: int) -> NDArray[np.float32]:
+        if row.book == "o":
+            centres = self.centres[start : start + row.bins]
+        elif row.book == "s":
+            centres = self.shared
+        elif isinstance(base, Coded):
+            centres = base.centres
+        else:
+            raise MissingBaseError(f"tensor {name}: uses its base's codebook, but no base holds one.")
+        if centres.size != row.bins or not np.isfinite(centres).all():
+            raise CorruptFileError(f"tensor {name}: expected {row.bins} finite centres, got {centres.size}.")
+        return np.asarray(centres, dtype=np.float32)
+
+    def _plain(self, name: str, spec: TensorSpec, row: Row, base: Coded | Plain | None) -> Plain:
+        bf16 = row.book == "h"
+        bits = empty_words(TensorSpec(spec.shape, "bfloat16") if bf16 else spec)
+        context = base.bits if isinstance(base, Plain) and base.bf16 == bf16 else None
+        codec, payload = self.source.get(name, "values")
+        codec_by_id(codec).decode(payload, bits, context)
+        return Plain(spec, bits, bf16)
+
+
+def decode_streams(source: StreamSource, ref: Held | None, names: Iterable[str] | None) -> Held:
+    """Decodes the named tensors (None: all) of a checkpoint; tensors in parallel.
+
+    Raises:
+        CorruptFileError: a stream is not one that `CodesDraft` or `PlainDraft` writes.
+    """
+    reader = Reader(source, ref)
+    wanted = list(source.specs) if names is None else [name for name in names if name in source.specs]
+    tensors = dict(zip(wanted, map_threads(reader.tensor, wanted), strict=True))
+    return Held(tensors, reader.layout.scope, reader.shared if reader.shared.size else None)

@@ -1,0 +1,171 @@
+"""One candidate: cuts and codebooks fitted from counts, codes assigned only when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.coding import encode_smallest
+from dynaquant_core.coding.counts import joint_counts
+from dynaquant_core.config import Config, DynaQuantOptions
+from dynaquant_core.methods.base import Reference, Stream
+from dynaquant_core.methods.dynaquant.book import Book
+from dynaquant_core.methods.dynaquant.counts import stream_bytes
+from dynaquant_core.methods.dynaquant.held import Coded, Held, Scope
+from dynaquant_core.methods.dynaquant.layout import Layout, Row, write_array
+from dynaquant_core.methods.dynaquant.survey import Survey
+from dynaquant_core.quantize.codebook import lookup
+from dynaquant_core.quantize.cut import Cut
+from dynaquant_core.quantize.seam import assign
+from dynaquant_core.state.spec import TensorSpec
+from dynaquant_core.threads import map_threads
+
+__all__ = ["CodesDraft", "code_candidates"]
+
+#: Codecs of the shared streams (float32 centres, bfloat16 protected weights).
+ARRAY_CODECS = ("raw", "zstd", "planes")
+
+
+def code_candidates(coder: str, *, has_base: bool) -> tuple[str, ...]:
+    """Names of the codecs that may carry codes; ``coder="paper"`` forces paper sec. 6."""
+    if coder == "paper":
+        return ("paper",) if has_base else ("huffman", "rle_huffman")
+    if has_base:
+        return ("same", "constant", "rans", "rans_context", "rle_huffman", "raw")
+    return ("constant", "rans", "rle_huffman", "raw")
+
+
+class CodesDraft:
+    """A draft of quantised tensors; see `methods.base.Draft`.
+
+    Args:
+        config: the point of the cube.
+        survey: sketches of this save; dropped by `detach`.
+        cuts, books: thresholds and codebook of every tensor.
+        scope: the chain's codebook scope.
+        shared: the shared centres, or None.
+        ref: the base's codes; None for a key checkpoint.
+        options: the method's options.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        survey: Survey,
+        cuts: Mapping[str, Cut],
+        books: Mapping[str, Book],
+        *,
+        scope: Scope,
+        shared: NDArray[np.float32] | None,
+        ref: Held | None,
+        options: DynaQuantOptions,
+    ) -> None:
+        self.config, self.cuts, self.books, self.options = config, cuts, books, options
+        self.scope, self.shared, self.ref = scope, shared, ref
+        self.is_key = ref is None
+        self.specs: dict[str, TensorSpec] = {
+            name: TensorSpec.of(tensor) for name, tensor in survey.state.items()
+        }
+        self._survey: Survey | None = survey
+        self._coded: dict[str, Coded] = {}
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all streams, from counts (within 2%): of codes where they exist, else of sketches."""
+        own = sum(4 * book.centres.size for book in self.books.values() if book.source == "own")
+        shared = 0 if self.shared is None else 4 * self.shared.size
+        bodies = map_threads(self._predict, list(self.books))
+        return int(sum(bodies) + own + shared + self._layout_size())
+
+    def _predict(self, name: str) -> float:
+        if name in self._coded:
+            return self._count(name)
+        assert self._survey is not None
+        return self._survey.predicted_bytes(name, self.cuts[name], self.books[name].centres)
+
+    def _count(self, name: str) -> float:
+        """As `Survey.predicted_bytes`, from codes that exist already."""
+        held = self._coded[name]
+        base = None if self.ref is None else self.ref.coded(name)
+        context = None if base is None else base.codes
+        joint = joint_counts(held.codes, context)
+        has_base = base is not None
+        return stream_bytes(joint, has_base=has_base, coder=self.options.coder) + 2.0 * held.protected.size
+
+    def _layout_size(self) -> int:
+        return 40 + 2 * len(self.books)
+
+    @property
+    def decoded(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) as a reader would get them, on the live tensors' devices."""
+        state = self._survey.state if self._survey is not None else {}
+        for name in self.books:
+            device = state[name].device if name in state else torch.device("cpu")
+            yield name, self._code(name).tensor(device)
+
+    def _code(self, name: str) -> Coded:
+        """Codes of one tensor, assigned on first use (paper 4.2, 4.3)."""
+        if name not in self._coded:
+            assert self._survey is not None
+            survey, book = self._survey, self.books[name]
+            buckets = survey.buckets(signed=True)
+            codes, protected = assign(
+                survey.state[name],
+                survey.gradients.get(name),
+                self.cuts[name],
+                lookup(book.centres, buckets),
+                buckets,
+            )
+            self._coded[name] = Coded(self.specs[name], codes, book.centres, protected)
+        return self._coded[name]
+
+    def detach(self) -> None:
+        """Assigns every code that is still missing and lets go of the live tensors."""
+        if self._survey is not None:
+            for name in self.books:
+                self._code(name)
+            self._survey = None
+
+    def encode(self) -> tuple[Iterable[Stream], Reference]:
+        """Streams (shared ones first, then a tensor's codes one by one) and what a reader then holds."""
+        self.detach()
+        return self._streams(), Held(self._coded, self.scope, self.shared)
+
+    def _streams(self) -> Iterator[Stream]:
+        coded = self._coded
+        layout = self._layout()
+        yield layout.stream()
+        own = [book.centres for book in self.books.values() if book.source == "own"]
+        centres = [self.shared, *own] if self.shared is not None else own
+        if layout.centre_count:
+            yield write_array("centres", np.concatenate(centres), ARRAY_CODECS)
+        if layout.protected_count:
+            protected = np.concatenate([held.protected for held in coded.values()])
+            yield write_array("protected", protected, ARRAY_CODECS)
+        for batch in batches(list(coded)):
+            yield from map_threads(self._codes_stream, batch)
+
+    def _codes_stream(self, name: str) -> Stream:
+        base = self.ref.coded(name) if self.ref is not None else None
+        context = None if base is None else base.codes
+        candidates = code_candidates(self.options.coder, has_base=context is not None)
+        return Stream(name, "codes", *encode_smallest(self._coded[name].codes, context, candidates))
+
+    def _layout(self) -> Layout:
+        letters = {"own": "o", "base": "b", "shared": "s"}
+        rows = [
+            Row(letters[book.source], book.centres.size, self._coded[name].protected.size)
+            for name, book in self.books.items()
+        ]
+        return Layout(rows, 0 if self.shared is None else int(self.shared.size), self.scope)
+
+
+def batches(names: list[str], length: int = 8) -> Iterator[list[str]]:
+    """Splits names so that only a few encoded streams wait in memory at a time."""
+    for start in range(0, len(names), length):
+        yield names[start : start + length]

@@ -1,0 +1,98 @@
+"""What a reader holds after a checkpoint: codes and codebooks, about one byte a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.quantize.codebook import table
+from dynaquant_core.quantize.seam import gather
+from dynaquant_core.state.raw import tensor_of
+from dynaquant_core.state.spec import TensorSpec, dtype_of
+
+__all__ = ["Coded", "Held", "Plain", "Scope"]
+
+Scope = Literal["tensor", "global"]
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A tensor as levels of a codebook.
+
+    Args:
+        spec: shape and dtype of the tensor.
+        codes: uint8[n]; 0 pruned, 1 protected, 2.. the centres by ascending value.
+        centres: float32[k], ascending.
+        protected: uint16[m], bfloat16 bit patterns of the protected weights in order.
+    """
+
+    spec: TensorSpec
+    codes: NDArray[np.uint8]
+    centres: NDArray[np.float32]
+    protected: NDArray[np.uint16]
+
+    def tensor(self, device: torch.device | str = "cpu") -> Tensor:
+        """Decodes the tensor."""
+        out = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype), device=device)
+        gather(self.codes, table(self.centres), self.protected, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A tensor beyond the cube, kept in bfloat16 or bit for bit.
+
+    Args:
+        spec: shape and dtype of the tensor.
+        bits: unsigned[n]; bfloat16 patterns (uint16), or the tensor's own bits.
+        bf16: which of the two.
+    """
+
+    spec: TensorSpec
+    bits: NDArray[Any]
+    bf16: bool
+
+    def tensor(self, device: torch.device | str = "cpu") -> Tensor:
+        """Decodes the tensor."""
+        stored = TensorSpec(self.spec.shape, "bfloat16" if self.bf16 else self.spec.dtype)
+        return tensor_of(self.bits.copy(), stored).to(device, dtype_of(self.spec.dtype))
+
+
+class Held:
+    """Codes of a whole checkpoint; a `Reference` (methods.base).
+
+    Args:
+        tensors: what is held of each tensor, by name.
+        scope: the codebook scope chosen at the chain's key checkpoint.
+        shared: the centres that tensors share, or None.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Coded | Plain],
+        scope: Scope,
+        shared: NDArray[np.float32] | None = None,
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.scope = scope
+        self.shared = shared
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields (name, tensor), decoded one at a time on the CPU."""
+        for name, held in self.tensors.items():
+            yield name, held.tensor()
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors, decoded."""
+        return dict(self.items())
+
+    def coded(self, name: str) -> Coded | None:
+        """The tensor's codes, or None where it is not held as codes."""
+        held = self.tensors.get(name)
+        return held if isinstance(held, Coded) else None

@@ -1,0 +1,138 @@
+"""The method ``dynaquant`` behind the protocol: draft, decode, search space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dynaquant_core.config import Config, DynaQuantOptions
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.methods.base import Draft, Hints, Reference, Space, StreamSource
+from dynaquant_core.methods.dynaquant.books import Bookshelf
+from dynaquant_core.methods.dynaquant.decode import decode_streams
+from dynaquant_core.methods.dynaquant.draft import CodesDraft
+from dynaquant_core.methods.dynaquant.held import Held
+from dynaquant_core.methods.dynaquant.plain import PlainDraft
+from dynaquant_core.methods.dynaquant.survey import Survey
+from dynaquant_core.state.roles import is_quantisable
+
+__all__ = ["DynaQuant"]
+
+
+class DynaQuant:
+    """DynaQuant (arXiv 2306.11800, sec. 4-6), with exact K-means and a context coder by default.
+
+    Args:
+        **options: fields of `config.DynaQuantOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+
+    Example:
+        >>> import torch
+        >>> from dynaquant_core.methods.base import Hints
+        >>> method = DynaQuant(sigma=0.2)
+        >>> state = {"w": torch.linspace(-1, 1, 4096).reshape(64, 64)}
+        >>> draft = method.draft(state, None, Config(bins=16), Hints())
+        >>> draft.is_key, draft.size < 4096
+        (True, True)
+    """
+
+    name = "dynaquant"
+    owns = frozenset({"weight"})
+
+    def __init__(self, **options: Any) -> None:
+        self._options = DynaQuantOptions.from_dict(options)
+
+    def __repr__(self) -> str:
+        return f"DynaQuant({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"
+
+    def options(self) -> dict[str, Any]:
+        """Its options as JSON-ready data."""
+        return self._options.as_dict()
+
+    def config(self, data: Mapping[str, Any]) -> Config:
+        """Rebuilds a point of the cube from `Config.as_dict`."""
+        return Config.from_dict(data)
+
+    def space(self, *, gradients: bool) -> Space:
+        """The cube of paper 5.1, the embedding axis, and what lies beyond."""
+        metrics = ("magnitude", "sensitivity") if gradients else ("magnitude",)
+        careful: dict[str, Any] = {"protect": 0.01, "embedding_bins": 64}
+        return Space(
+            build=point,
+            axes={
+                "bins": (32, 16, 12, 8, 6, 4),
+                "protect": (0.01, 0.005, 0.0005),
+                "prune": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+            },
+            variants={"prune_metric": metrics},
+            refine={"embedding_bins": (32, 16)},
+            beyond=(
+                Config(bins=48, **careful),
+                Config(bins=64, **careful),
+                Config(bins="bf16"),
+                Config(bins="exact"),
+            ),
+            default=Config(bins=32, protect=0.005),
+        )
+
+    def accepts(self, tensor: Tensor) -> bool:
+        """Floating matrices of at least 256 finite elements; the rest is stored exactly."""
+        return is_quantisable(tensor)
+
+    def draft(self, state: Mapping[str, Tensor], ref: Reference | None, config: Any, hints: Hints) -> Draft:
+        """Drafts ``state`` under ``config`` against ``ref``.
+
+        Raises:
+            ConfigError: pruning by sensitivity was asked for and there are no gradients.
+        """
+        base = held_or_none(ref)
+        if config.bins in ("bf16", "exact"):
+            return PlainDraft(config, state, base, "tensor" if base is None else base.scope)
+        survey = self._survey(state, base, hints)
+        if config.prune > 0 and config.prune_metric == "sensitivity" and not survey.gradients:
+            message = (
+                "Config: prune_metric='sensitivity' needs gradients; pass gradients= or prune by magnitude."
+            )
+            raise ConfigError(message)
+        choice = Bookshelf(survey, config, self._options).choose()
+        return CodesDraft(
+            config,
+            survey,
+            survey.cuts(config),
+            choice.books,
+            scope=choice.scope,
+            shared=choice.shared,
+            ref=base,
+            options=self._options,
+        )
+
+    def _survey(self, state: Mapping[str, Tensor], base: Held | None, hints: Hints) -> Survey:
+        """The survey of this save, made once for drafts with and once for drafts without a base."""
+        surveys: dict[bool, Survey] = hints.scratch.setdefault((self.name, "survey"), {})
+        keyed = base is None
+        if keyed not in surveys:
+            other = surveys.get(not keyed)
+            surveys[keyed] = Survey(state, base, hints, self._options, sketches_of=other)
+        return surveys[keyed]
+
+    def decode(
+        self, streams: StreamSource, ref: Reference | None, names: Iterable[str] | None = None
+    ) -> Held:
+        """Turns streams back into codes; see `methods.base.Method.decode`."""
+        return decode_streams(streams, held_or_none(ref), names)
+
+
+def point(**axes: Any) -> Config:
+    """A point of the cube; without pruning its metric means nothing, so that both metrics share the point."""
+    return Config(**axes if axes["prune"] > 0 else {**axes, "prune_metric": "magnitude"})
+
+
+def held_or_none(ref: Reference | None) -> Held | None:
+    """The reference as this method's own type; raises TypeError for another method's."""
+    if ref is None or isinstance(ref, Held):
+        return ref
+    raise TypeError(f"dynaquant was given a {type(ref).__name__} as its reference.")

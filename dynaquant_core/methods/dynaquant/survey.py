@@ -1,0 +1,204 @@
+"""Sketches of one save, taken once and shared by every draft of it (paper sec. 4.2, A.1).
+
+Whatever a candidate configuration needs comes from counts: quantiles for the thresholds, the survivors'
+buckets for K-means, and, jointly with the base's codes, the size of the coded stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.config import Config, DynaQuantOptions
+from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.dynaquant.counts import SurvivorCounts, stream_bytes
+from dynaquant_core.methods.dynaquant.held import Held
+from dynaquant_core.quantize import partition, seam
+from dynaquant_core.quantize.buckets import BitBuckets, Buckets, LogBuckets
+from dynaquant_core.quantize.codebook import FIRST_CENTRE, lookup
+from dynaquant_core.quantize.cut import Cut
+from dynaquant_core.quantize.layers import layer_type
+from dynaquant_core.quantize.seam import Tally
+from dynaquant_core.quantize.sketch import Sketch
+from dynaquant_core.threads import map_threads
+
+__all__ = ["Survey", "cut_key"]
+
+#: Weights of one tensor that a tally looks at, at most about twice this; larger tensors are sampled.
+SAMPLE = 1 << 19
+BLOCK = 4096
+
+#: Counts kept for candidates that share cuts, each about a hundred kilobytes.
+RECENT = 2048
+
+T = TypeVar("T")
+
+CutKey = tuple[float, float, str]
+
+
+def cut_key(config: Config) -> CutKey:
+    """What of a config decides the thresholds; configs that share it share cuts and tallies."""
+    return (config.prune, config.protect, config.prune_metric if config.prune > 0 else "magnitude")
+
+
+class Survey:
+    """Sketches of one state.
+
+    Args:
+        state: tensors to be quantised, by name, on their own devices.
+        ref: the base's codes, or None.
+        hints: gradient EMAs and layer types.
+        options: the method's options (which sketch, which energy cap).
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Tensor],
+        ref: Held | None,
+        hints: Hints,
+        options: DynaQuantOptions,
+        *,
+        sketches_of: Survey | None = None,
+    ) -> None:
+        self.state, self.ref, self.options = state, ref, options
+        if sketches_of is not None:  # same tensors, another base: the sketches do not depend on it
+            self.__dict__["signed"] = sketches_of.signed
+            self.__dict__["sensitivities"] = sketches_of.sensitivities
+        self.gradients = {name: hints.gradients[name] for name in state if name in hints.gradients}
+        self.types = {
+            name: hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
+            for name, tensor in state.items()
+        }
+        self._cuts: dict[CutKey, dict[str, Cut]] = {}
+        self._counts: OrderedDict[tuple[str, str, Cut], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def buckets(self, *, signed: bool) -> Buckets:
+        """The bucket scheme: float bit patterns, or the published logarithmic key."""
+        if self.options.sketch == "log":
+            return LogBuckets(signed=signed)
+        return BitBuckets(self.options.mantissa_bits, signed=signed)
+
+    @cached_property
+    def signed(self) -> dict[str, Sketch]:
+        """Signed sketch of every tensor."""
+        buckets = self.buckets(signed=True)
+        counts = map_threads(lambda tensor: seam.histogram(tensor, buckets), list(self.state.values()))
+        return {name: Sketch(buckets, count) for name, count in zip(self.state, counts, strict=True)}
+
+    @cached_property
+    def magnitudes(self) -> dict[str, Sketch]:
+        """Magnitude sketch of every tensor, folded from the signed one."""
+        return {name: sketch.magnitude() for name, sketch in self.signed.items()}
+
+    @cached_property
+    def sensitivities(self) -> dict[str, tuple[Sketch, NDArray[np.float64]]]:
+        """Sketch of |g w| and the energy (sum of w^2) in each of its buckets, where a gradient is known."""
+        buckets = self.buckets(signed=False)
+
+        def score(name: str) -> tuple[Sketch, NDArray[np.float64]]:
+            counts, energy = seam.score_histogram(self.state[name], self.gradients[name], buckets)
+            return Sketch(buckets, counts), energy
+
+        return dict(zip(self.gradients, map_threads(score, list(self.gradients)), strict=True))
+
+    def cuts(self, config: Config) -> dict[str, Cut]:
+        """The thresholds of every tensor under ``config`` (paper 4.2)."""
+        key = cut_key(config)
+        if key not in self._cuts:
+            self._cuts[key] = partition.cuts(
+                self.magnitudes,
+                self.sensitivities,
+                self.types,
+                prune=config.prune,
+                protect=config.protect,
+                prune_metric=config.prune_metric,
+                energy_cap=self.options.energy_cap,
+            )
+        return self._cuts[key]
+
+    def survivors(self, name: str, cut: Cut) -> SurvivorCounts:
+        """Weights of a tensor that are neither pruned nor protected, counted by bucket.
+
+        A cut by magnitude is a range of the sketch; one by sensitivity needs a pass over the weights.
+        """
+        return self._recent(name, cut, "survivors", self._count_survivors)
+
+    def tally(self, name: str, cut: Cut) -> tuple[Tally, float]:
+        """Joint counts of survivors by bucket and base code, and how many weights each count stands for.
+
+        Tensors above `SAMPLE` weights are sampled in blocks spread over the tensor.
+        """
+        return self._recent(name, cut, "tally", self._count_jointly)
+
+    def _recent(self, name: str, cut: Cut, what: str, make: Callable[..., T]) -> T:
+        """A count made for a recent candidate, or a new one; candidates that share cuts share counts."""
+        key = (name, what, cut)
+        with self._lock:
+            if key in self._counts:
+                self._counts.move_to_end(key)
+                found: T = self._counts[key]
+                return found
+        made = make(name, cut)
+        with self._lock:
+            self._counts[key] = made
+            while len(self._counts) > RECENT:
+                self._counts.popitem(last=False)
+        return made
+
+    def _count_survivors(self, name: str, cut: Cut) -> SurvivorCounts:
+        sketch = self.signed[name]
+        buckets = sketch.buckets
+        if cut.needs_gradient:
+            tally, scale = self.tally(name, cut)
+            rows, counts = tally.rows, np.rint(tally.survivors * scale).astype(np.int64)
+        else:
+            kept = ~(cut.pruned(buckets) | cut.protected(buckets))
+            rows = np.flatnonzero(kept & (sketch.counts > 0))
+            counts = sketch.counts[rows]
+        used = np.flatnonzero(sketch.counts)
+        energy = float(np.dot(sketch.counts[used], buckets.values[used] ** 2))
+        pruned = self.options.energy_cap if cut.prune >= 0 else 0.0
+        return SurvivorCounts(buckets.values[rows], counts, energy, pruned)
+
+    def _count_jointly(self, name: str, cut: Cut) -> tuple[Tally, float]:
+        base = self.ref.coded(name) if self.ref is not None else None
+        weights = self.state[name].detach().reshape(-1)
+        stride = max(1, weights.numel() // SAMPLE)
+        part = sample(weights, stride)
+        slope = sample(self.gradients[name].detach().reshape(-1), stride) if cut.needs_gradient else None
+        tally = seam.tally(
+            part,
+            slope,
+            cut,
+            self.signed[name].buckets,
+            None if base is None else sample(base.codes, stride),
+            1 if base is None else FIRST_CENTRE + base.centres.size,
+            counts=self.signed[name].counts if stride == 1 else None,
+        )
+        return tally, weights.numel() / max(1, len(part))
+
+    def predicted_bytes(self, name: str, cut: Cut, centres: NDArray[np.float32]) -> float:
+        """Bytes of the tensor's codes and protected weights, from counts."""
+        tally, scale = self.tally(name, cut)
+        levels = lookup(centres, self.signed[name].buckets)
+        joint = tally.by_level(levels, FIRST_CENTRE + centres.size).T
+        has_base = self.ref is not None and self.ref.coded(name) is not None
+        whole = np.rint(joint * scale).astype(np.int64)
+        codes = stream_bytes(whole, has_base=has_base, coder=self.options.coder)
+        return codes + 2.0 * scale * float(tally.protected.sum())
+
+
+def sample(flat: Any, stride: int) -> Any:
+    """Every ``stride``-th block of `BLOCK` elements of a flat array or tensor, end to end."""
+    if stride == 1:
+        return flat
+    whole = flat[: len(flat) // (BLOCK * stride) * BLOCK * stride]
+    return whole.reshape(-1, BLOCK * stride)[:, :BLOCK].reshape(-1)

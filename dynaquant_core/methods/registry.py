@@ -1,0 +1,112 @@
+"""Names of methods to their classes: one visible table, and what is installed through entry points.
+
+A class is imported when it is first asked for, so a method that nobody uses costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from dynaquant_core.config import Config
+from dynaquant_core.errors import ConfigError, DependencyError, UnknownMethodError
+from dynaquant_core.methods.base import Method
+
+__all__ = ["BUILT_IN", "DEFAULT_METHOD", "ENTRY_POINTS", "method_for_config", "method_names", "resolve_method"]
+
+#: What ``method=None`` means.
+DEFAULT_METHOD = "dynaquant"
+
+#: Name -> "module:attribute" of a class whose keyword arguments are the method's options.
+BUILT_IN: Mapping[str, str] = {
+    "dynaquant": "dynaquant_core.methods.dynaquant:DynaQuant",
+    "exact": "dynaquant_core.methods.exact:Exact",
+}
+
+#: Packages add methods here; a built-in name cannot be taken over.
+ENTRY_POINTS = "dynaquant.methods"
+
+
+def method_names() -> list[str]:
+    """Every name that `resolve_method` knows: the built-in ones first, then installed ones.
+
+    Example:
+        >>> method_names()[0]
+        'dynaquant'
+    """
+    return [*BUILT_IN, *sorted(set(_installed()) - set(BUILT_IN))]
+
+
+def resolve_method(spec: str | Mapping[str, Any] | Method | None = None) -> Method:
+    """Turns what a user gives as ``method=`` into a method.
+
+    Args:
+        spec: None (the project's default), a name, a mapping ``{"name": ..., option: value, ...}``, or an
+            object that follows the protocol, which is returned as it is.
+
+    Raises:
+        UnknownMethodError: no method of that name exists; the nearest one is named.
+        ConfigError: the specification is of another type, or an option is unknown or out of range.
+        DependencyError: the method's package is installed but cannot be imported.
+
+    Example:
+        >>> resolve_method({"name": "exact"}).name
+        'exact'
+    """
+    if spec is None or isinstance(spec, str):
+        return _build(spec or DEFAULT_METHOD, {})
+    if isinstance(spec, Mapping):
+        options = {str(key): value for key, value in spec.items()}
+        name = options.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"method: a mapping needs a 'name', got the keys {sorted(options)}.")
+        return _build(name, options)
+    if isinstance(spec, Method) and not isinstance(spec, type):
+        return spec
+    raise ConfigError(f"method must be a name, a mapping with a 'name', or a method object, got {spec!r}.")
+
+
+def method_for_config(config: object, method: Method) -> Method:
+    """The method that ``config`` belongs to: a `Config` picks ``dynaquant``, anything else ``method``."""
+    if isinstance(config, Config) and method.name != "dynaquant":
+        return resolve_method("dynaquant")
+    return method
+
+
+def _build(name: str, options: Mapping[str, Any]) -> Method:
+    factory = _load(name)
+    try:
+        method = factory(**options)
+    except TypeError as error:
+        raise ConfigError(f"method {name!r} does not take these options: {error}.") from error
+    if not isinstance(method, Method):
+        raise ConfigError(f"method {name!r}: {factory!r} does not follow the method protocol.")
+    return method
+
+
+def _load(name: str) -> Any:
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return getattr(import_module(module), attribute)
+    installed = _installed()
+    if name not in installed:
+        raise _unknown(name)
+    try:
+        return installed[name].load()
+    except (ImportError, AttributeError) as error:
+        point = installed[name].value
+        raise DependencyError(f"method {name!r} is installed but {point!r} fails to import: {error}.") from error
+
+
+def _unknown(name: str) -> UnknownMethodError:
+    names = method_names()
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+    return UnknownMethodError(f"There is no method {name!r}; {hint}")
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

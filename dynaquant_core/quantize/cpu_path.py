@@ -1,0 +1,181 @@
+"""The seam's CPU side: kernels over slices of the data in a thread pool.
+
+A slice is walked in blocks small enough for the cache, so that nothing of the tensor's own size is ever
+copied, whatever its dtype.  Results do not depend on the number of threads (sums of energy: up to rounding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.quantize import kernels
+from dynaquant_core.quantize.cells import Cells
+from dynaquant_core.quantize.flat import as_bits, as_float32, host_view, to_bfloat16
+from dynaquant_core.quantize.rules import Rules
+from dynaquant_core.threads import map_threads, slices
+
+__all__ = ["assign", "count", "count_codes", "joint", "place", "score"]
+
+#: Elements that make a thread worth its hand-over, and elements of one block (512 KiB of float32).
+SLICE = 1 << 16
+BLOCK = 1 << 17
+
+#: Below this size one histogram is cheaper than adding up four.
+INTERLEAVE = 1 << 14
+
+
+def shares(size: int) -> list[slice]:
+    """One slice a thread; an empty array is one empty slice, so that it takes no special way."""
+    return slices(size, SLICE) or [slice(0, 0)]
+
+
+def blocks(part: slice) -> Iterator[slice]:
+    """Cuts a slice into blocks."""
+    for start in range(part.start, part.stop, BLOCK):
+        yield slice(start, min(start + BLOCK, part.stop))
+
+
+def scores(weights: NDArray[np.float32], gradient: NDArray[Any]) -> NDArray[np.float32]:
+    """|g w| of one block; see `importance.sensitivity`."""
+    with np.errstate(all="ignore"):
+        product: NDArray[np.float32] = np.multiply(weights, as_float32(gradient))
+    return np.abs(product, out=product)
+
+
+def count(flat: Tensor, cells: Cells) -> NDArray[np.int64]:
+    """int64[cells]: how many values fall into each cell."""
+    array = host_view(flat)
+    shift = np.uint32(cells.shift)
+
+    def work(part: slice) -> NDArray[np.int64]:
+        counts = np.zeros((4, cells.size), dtype=np.uint32)
+        for block in blocks(part):
+            kernels.count_cells(
+                as_bits(array[block]), shift, cells.split, np.uint64(cells.size), counts.reshape(-1)
+            )
+        total: NDArray[np.int64] = counts.sum(axis=0, dtype=np.int64)
+        return total
+
+    if array.size < INTERLEAVE:
+        return np.bincount(cells.of(as_bits(array)), minlength=cells.size).astype(np.int64)
+    return add(map_threads(work, shares(array.size)))
+
+
+def score(flat: Tensor, gradient: Tensor, cells: Cells) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(int64[cells], float64[cells]): how many scores |g w| each cell holds, and the energy of those w."""
+    array, slope = host_view(flat), host_view(gradient)
+    shift = np.uint32(cells.shift)
+
+    def work(part: slice) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        counts = np.zeros(cells.size, dtype=np.int64)
+        energy = np.zeros(cells.size, dtype=np.float64)
+        for block in blocks(part):
+            weights = as_float32(array[block])
+            bits = scores(weights, slope[block]).view(np.uint32)
+            kernels.score_cells(bits, weights, shift, cells.split, counts, energy)
+        return counts, energy
+
+    done = map_threads(work, shares(array.size))
+    return add([counts for counts, _ in done]), add([energy for _, energy in done])
+
+
+def joint(
+    flat: Tensor, gradient: Tensor | None, cells: Cells, rules: Rules, base: NDArray[np.uint8], levels: int
+) -> NDArray[np.int64]:
+    """int64[rows, levels]: how many weights fall into each row (see `Rules`) and base code."""
+    array = host_view(flat)
+    slope = None if gradient is None else host_view(gradient)
+    shift, width = np.uint32(cells.shift), np.uint64(levels)
+    rows = rules.table.astype(np.uint32)
+    protect, prune = np.float32(rules.protect), np.float32(rules.prune)
+
+    def work(part: slice) -> NDArray[np.int64]:
+        counts = np.zeros(rules.rows * levels, dtype=np.int64)
+        for block in blocks(part):
+            bits = as_bits(array[block])
+            if slope is None:
+                kernels.count_joint(bits, shift, cells.split, rows, base[block], width, counts)
+                continue
+            marks = scores(bits.view(np.float32), slope[block])
+            low = np.uint64(rules.pruned)
+            kernels.count_scored(
+                bits, marks, shift, cells.split, rows, low, prune, protect, base[block], width, counts
+            )
+        return counts
+
+    return add(map_threads(work, shares(array.size))).reshape(rules.rows, levels)
+
+
+def assign(
+    flat: Tensor, gradient: Tensor | None, cells: Cells, rules: Rules
+) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+    """(uint8[n], uint16[m]): the code of each weight, and the protected weights in order as bfloat16."""
+    array = host_view(flat)
+    slope = None if gradient is None else host_view(gradient)
+    shift = np.uint32(cells.shift)
+    levels = rules.table.astype(np.uint8)
+    protect, prune = np.float32(rules.protect), np.float32(rules.prune)
+    codes = np.empty(array.size, dtype=np.uint8)
+
+    def work(part: slice) -> list[NDArray[np.uint16]]:
+        kept = np.empty(min(part.stop - part.start, BLOCK) + 1, dtype=np.uint32)
+        pieces = []
+        for block in blocks(part):
+            bits, out = as_bits(array[block]), codes[block]
+            if slope is None:
+                found = kernels.assign_levels(bits, shift, cells.split, levels, out, kept)
+            else:
+                marks = scores(bits.view(np.float32), slope[block])
+                found = kernels.assign_scored(
+                    bits, marks, shift, cells.split, levels, prune, protect, out, kept
+                )
+            pieces.append(to_bfloat16(kept[:found]))
+        return pieces
+
+    done = map_threads(work, shares(array.size))
+    none = np.zeros(0, dtype=np.uint16)
+    return codes, np.concatenate([none, *(piece for pieces in done for piece in pieces)])
+
+
+def count_codes(codes: NDArray[np.uint8], parts: list[slice]) -> NDArray[np.int64]:
+    """int64[parts, 256]: how often each code occurs in each part."""
+    counts = np.zeros((len(parts), 4 * 256), dtype=np.int64)
+    map_threads(lambda item: kernels.count_codes(codes[item[1]], counts[item[0]]), enumerate(parts))
+    total: NDArray[np.int64] = counts.reshape(len(parts), 4, 256).sum(axis=1)
+    return total
+
+
+def place(
+    codes: NDArray[np.uint8], table: Tensor, protected: Tensor, out: Tensor, pieces: list[tuple[slice, int]]
+) -> None:
+    """Decodes into ``out``.
+
+    Args:
+        codes: uint8[n].
+        table: [256], value of each level, in the dtype of ``out``.
+        protected: [m], in the dtype of ``out``.
+        out: flat and contiguous, [n].
+        pieces: parts of the codes, each with the number of protected weights before it.
+    """
+    width = {2: np.uint16, 4: np.uint32, 8: np.uint64}[out.element_size()]
+    target, levels = host_view(out).view(width), host_view(table).view(width)
+    kept = np.append(host_view(protected).view(width), np.zeros(1, dtype=width))
+
+    def work(piece: tuple[slice, int]) -> None:
+        part, start = piece
+        kernels.place(codes[part], levels, kept[start:], target[part])
+
+    map_threads(work, pieces)
+
+
+def add(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Adds the threads' results up in order."""
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    return total

@@ -1,0 +1,57 @@
+"""The thresholds that part one tensor into pruned, protected and quantised weights (paper sec. 4.2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynaquant_core.config import Metric
+from dynaquant_core.quantize.buckets import Buckets
+
+__all__ = ["NO_CUT", "PROTECTED", "PRUNED", "Cut"]
+
+#: The two levels that are no centres.
+PRUNED, PROTECTED = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Thresholds of one tensor (paper sec. 4.2); each is the largest member of a bucket, or switches off.
+
+    Args:
+        protect_magnitude: weights with |w| strictly above it are protected; inf switches the rule off.
+        protect_sensitivity: weights with |g w| strictly above it are protected; inf switches it off.
+        prune: other weights whose metric is at or below it are pruned; -1 switches pruning off.
+        prune_metric: which metric ``prune`` speaks of.
+
+    Example:
+        >>> Cut(prune=0.1, prune_metric="sensitivity").needs_gradient
+        True
+    """
+
+    protect_magnitude: float = math.inf
+    protect_sensitivity: float = math.inf
+    prune: float = -1.0
+    prune_metric: Metric = "magnitude"
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether any rule that is on speaks of sensitivity."""
+        prunes = self.prune >= 0.0 and self.prune_metric == "sensitivity"
+        return prunes or self.protect_sensitivity < math.inf
+
+    def pruned(self, buckets: Buckets) -> NDArray[np.bool_]:
+        """bool[size]: buckets pruned by their magnitude (protection not yet considered)."""
+        limit = self.prune if self.prune_metric == "magnitude" else -1.0
+        return (buckets.limits <= limit)[buckets.magnitude_of()]
+
+    def protected(self, buckets: Buckets) -> NDArray[np.bool_]:
+        """bool[size]: buckets protected by their magnitude."""
+        return (buckets.limits > self.protect_magnitude)[buckets.magnitude_of()]
+
+
+#: Nothing is pruned, nothing protected.
+NO_CUT = Cut()

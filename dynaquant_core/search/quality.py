@@ -1,0 +1,181 @@
+"""Quality, and how much worse a candidate is than the uncompressed model.
+
+Degradation is relative and positive when worse: (q - ref)/|ref| for a metric to minimise, (ref - q)/|ref|
+for one to maximise (paper sec. 5.2).  Where evaluate gives one value a batch, candidate and reference saw the
+same batches, so the noise is that of their paired differences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dynaquant_core.config import require_choice, require_number
+from dynaquant_core.errors import EvaluationError
+
+__all__ = ["Degradation", "Goal", "Mode", "Quality", "degradation"]
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What one evaluation gave, in the metric's own unit.
+
+    Args:
+        values: one value for all, or one a batch in a fixed order; never empty.
+
+    Raises:
+        EvaluationError: there is no value.
+
+    Example:
+        >>> Quality((2.0, 4.0)).mean
+        3.0
+    """
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise EvaluationError("evaluate returned no value; expected a number, or one number a batch.")
+
+    @classmethod
+    def of(cls, result: object) -> Quality:
+        """Takes what a user's evaluate returned: a number, or a list, array or tensor of one a batch.
+
+        Raises:
+            EvaluationError: ``result`` is something else; says what it was.
+
+        Example:
+            >>> Quality.of(1).values, Quality.of([1.5, 2]).values
+            ((1.0,), (1.5, 2.0))
+        """
+        listed = _plain(result)
+        entries = [_plain(entry) for entry in listed] if _is_sequence(listed) else [listed]
+        if not all(isinstance(entry, (int, float)) for entry in entries):
+            raise EvaluationError(
+                f"evaluate returned {type(result).__name__} {result!r:.80}; "
+                "expected a number, or one number a batch (a list or a 1-D array)."
+            )
+        return cls(tuple(float(entry) for entry in entries))
+
+    @property
+    def mean(self) -> float:
+        """Mean over the batches."""
+        return math.fsum(self.values) / len(self.values) if self.finite else math.nan
+
+    @property
+    def finite(self) -> bool:
+        """Whether every value is a finite number."""
+        return all(map(math.isfinite, self.values))
+
+
+def _plain(value: Any) -> Any:
+    """Python's own numbers and lists for tensors, arrays and their scalars; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, dict))
+
+
+@dataclass(frozen=True, slots=True)
+class Degradation:
+    """How much worse than the reference, as a share of it.
+
+    Args:
+        mean: positive when worse; ``inf`` where the candidate's quality is not finite.
+        se: standard error of ``mean`` from the paired batches; 0 where there is one value only.
+
+    Example:
+        >>> Degradation(0.01, 0.002).clearly_below(Degradation(0.011, 0.002))
+        False
+    """
+
+    mean: float
+    se: float = 0.0
+
+    def clearly_below(self, other: Degradation, margin: float = 0.0) -> bool:
+        """Whether this one is better by more than ``margin`` and more than either standard error.
+
+        Two candidates closer than their standard error count as equal.
+        """
+        return other.mean - self.mean > max(margin, self.se, other.se)
+
+
+def degradation(reference: Quality, quality: Quality, mode: Mode) -> Degradation:
+    """Relative degradation of ``quality`` against ``reference``, from paired differences.
+
+    A reference of exactly 0 has no relative scale: worse is then ``inf`` and the rest 0.
+
+    Raises:
+        EvaluationError: the reference is not finite, or the two have different numbers of batches.
+
+    Example:
+        >>> degradation(Quality((2.0,)), Quality((2.5,)), "min")
+        Degradation(mean=0.25, se=0.0)
+        >>> degradation(Quality((0.5, 0.7)), Quality((0.5, 0.64)), "max").mean.__round__(9)
+        0.05
+    """
+    if not reference.finite:
+        raise EvaluationError(
+            f"the uncompressed model's quality is {list(reference.values)[:4]}, not finite; "
+            "check evaluate and the model (diverged?)."
+        )
+    count = len(reference.values)
+    if len(quality.values) != count:
+        raise EvaluationError(
+            f"evaluate returned {len(quality.values)} values after {count} for the same model's reference; "
+            "it must run the same batches every time."
+        )
+    if not quality.finite:
+        return Degradation(math.inf)
+    sign = 1.0 if mode == "min" else -1.0
+    worse = [sign * (q - r) for q, r in zip(quality.values, reference.values, strict=True)]
+    mean = math.fsum(worse) / count
+    scale = abs(reference.mean)
+    if scale == 0.0:
+        return Degradation(math.inf if mean > 0 else 0.0)
+    if count == 1:
+        return Degradation(mean / scale)
+    variance = math.fsum((w - mean) ** 2 for w in worse) / (count - 1)
+    return Degradation(mean / scale, math.sqrt(variance / count) / scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a candidate has to meet: at most ``threshold`` worse than ``reference``.
+
+    Args:
+        reference: the uncompressed model's quality at this step, on the same batches.
+        threshold: allowed relative degradation, a share (0.01 = 1%).
+        mode: whether the metric is to be minimised ("min") or maximised ("max").
+
+    Raises:
+        EvaluationError: the reference is not finite.
+        ConfigError: threshold or mode is out of range.
+
+    Example:
+        >>> goal = Goal(Quality((2.0,)), 0.01, "min")
+        >>> goal.met(goal.judge(Quality((2.01,)))), goal.met(goal.judge(Quality((float("nan"),))))
+        (True, False)
+    """
+
+    reference: Quality
+    threshold: float
+    mode: Mode
+
+    def __post_init__(self) -> None:
+        require_choice("search", "mode", self.mode, ("min", "max"))
+        require_number("search", "threshold", self.threshold, 0.0, math.inf, open_high=True)
+        degradation(self.reference, self.reference, self.mode)
+
+    def judge(self, quality: Quality) -> Degradation:
+        """Degradation of ``quality`` against the reference; raises EvaluationError as `degradation` does."""
+        return degradation(self.reference, quality, self.mode)
+
+    def met(self, found: Degradation) -> bool:
+        """The promise: mean degradation on the search batches is at most the threshold."""
+        return found.mean <= self.threshold

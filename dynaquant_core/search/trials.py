@@ -1,0 +1,140 @@
+"""The trials of one checkpoint: every candidate is sized at most once and measured at most once.
+
+Only two drafts are kept alive, the latest and the smallest that met the goal, because a draft may hold codes
+for the whole model; another one that is wanted again is drafted again, which gives the same.  Places whose
+configs are equal (pruning nothing by either metric) are one candidate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from dynaquant_core.methods.base import Draft
+from dynaquant_core.search.grid import Grid, Place, Spot
+from dynaquant_core.search.quality import Degradation, Goal, Quality
+
+__all__ = ["Trial", "Trials"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate that was measured: where, what came out, and whether it meets the goal."""
+
+    spot: Spot
+    quality: Quality
+    degradation: Degradation
+    met: bool
+
+    @property
+    def place(self) -> Place:
+        """The place of a candidate inside the space (those beyond it have none)."""
+        assert isinstance(self.spot, Place)
+        return self.spot
+
+
+class Trials:
+    """Sizes and measures candidates of one checkpoint, remembering both.
+
+    Args:
+        grid: the space with coordinates.
+        draft: makes the draft of a config; cheap until its size or its tensors are asked for.
+        measure: evaluates a draft's decoded tensors; what it raises goes through.
+        goal: reference, threshold and mode.
+    """
+
+    def __init__(
+        self, grid: Grid, draft: Callable[[Any], Draft], measure: Callable[[Draft], Quality], goal: Goal
+    ) -> None:
+        self.grid = grid
+        self.goal = goal
+        self._make = draft
+        self._measure = measure
+        self._drafts: dict[Spot, Draft] = {}
+        self._sizes: dict[Hashable, int] = {}
+        self._measured: dict[Spot, Trial] = {}
+        self._by_config: dict[Hashable, Trial] = {}
+        self._smallest: Trial | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """How many candidates were measured (the reference not counted)."""
+        return len(self._by_config)
+
+    @property
+    def sized(self) -> int:
+        """How many candidates were asked for their size."""
+        return len(self._sizes)
+
+    @property
+    def inside(self) -> list[Trial]:
+        """Trials inside the space, in the order they were measured."""
+        return [trial for spot, trial in self._measured.items() if isinstance(spot, Place)]
+
+    @property
+    def smallest(self) -> Trial | None:
+        """Of the trials inside the space that met the goal, the one of the fewest bytes."""
+        return self._smallest
+
+    @property
+    def bound(self) -> float:
+        """Bytes that a candidate has to stay under to be worth measuring (inf: nothing met yet)."""
+        return float("inf") if self._smallest is None else self.size(self._smallest.spot)
+
+    def draft(self, spot: Spot) -> Draft:
+        """The draft of a candidate; the same object while it is the latest or the smallest that met."""
+        if spot not in self._drafts:
+            keep = None if self._smallest is None else self._smallest.spot
+            self._drafts = {other: kept for other, kept in self._drafts.items() if other == keep}
+            self._drafts[spot] = self._make(self.grid.config(spot))
+        return self._drafts[spot]
+
+    def size(self, spot: Spot) -> int:
+        """Bytes of a candidate."""
+        key = self._key(spot)
+        if key not in self._sizes:
+            self._sizes[key] = self.draft(spot).size
+        return self._sizes[key]
+
+    def known(self, spot: Spot) -> Trial | None:
+        """The trial of a candidate, if it was measured."""
+        return self._measured.get(spot)
+
+    def measure(self, spot: Spot) -> Trial:
+        """Evaluates a candidate, once; a quality that is not finite counts as not met."""
+        if spot not in self._measured:
+            key = self._key(spot)
+            if key not in self._by_config:
+                self._by_config[key] = self._evaluated(spot)
+            trial = self._measured[spot] = replace(self._by_config[key], spot=spot)
+            if trial.met and isinstance(spot, Place) and self.size(spot) < self.bound:
+                self._smallest = trial
+        return self._measured[spot]
+
+    def _evaluated(self, spot: Spot) -> Trial:
+        quality = self._measure(self.draft(spot))
+        found = self.goal.judge(quality)
+        met = self.goal.met(found)
+        logger.debug("tried %s: degradation %.4g, met %s", self.grid.config(spot), found.mean, met)
+        return Trial(spot, quality, found, met)
+
+    def _key(self, spot: Spot) -> Hashable:
+        """What makes two candidates the same: their config, or their spot where a config has no hash."""
+        config = self.grid.config(spot)
+        try:
+            hash(config)
+        except TypeError:
+            return spot
+        return cast("Hashable", config)
+
+    def take_exact(self, spot: int) -> Trial:
+        """The trial of an exact candidate, known without measuring: a reader gets the very tensors."""
+        return Trial(spot, self.goal.reference, Degradation(0.0), met=True)
+
+    def hopeless(self, place: Place) -> bool:
+        """Whether a candidate that did not meet the goal is at least as careful (quality is monotone)."""
+        return any(not trial.met and place.bolder_or_same(trial.place) for trial in self.inside)

@@ -1,0 +1,36 @@
+"""State: a training state as a tree of named tensors with roles, and back.
+
+`tree` takes a state apart into a JSON skeleton and leaves, `rebuild` puts it together, `roles` says what each
+leaf is for, `spec` and `raw` know shapes, dtypes and bits.  Nothing here knows files or methods.
+"""
+
+from __future__ import annotations
+
+from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.raw import empty_words, tensor_of, words_of
+from dynaquant_core.state.rebuild import leaf_names, unflatten, unpack
+from dynaquant_core.state.roles import Role, assign_roles, fits_float32, is_finite, is_quantisable, matches
+from dynaquant_core.state.spec import TensorSpec, dtype_name, dtype_of
+from dynaquant_core.state.tree import Tree, flatten, pack
+
+__all__ = [
+    "Leaf",
+    "Role",
+    "TensorSpec",
+    "Tree",
+    "assign_roles",
+    "dtype_name",
+    "dtype_of",
+    "empty_words",
+    "fits_float32",
+    "flatten",
+    "is_finite",
+    "is_quantisable",
+    "leaf_names",
+    "matches",
+    "pack",
+    "tensor_of",
+    "unflatten",
+    "unpack",
+    "words_of",
+]

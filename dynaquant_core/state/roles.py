@@ -1,0 +1,142 @@
+"""What each tensor of a state is for, and which of them may be quantised (DESIGN "Decided" 4).
+
+Roles: "weight" (the model's tensors, buffers and averages included), "moment" (an optimizer's running
+averages, by a closed table of names) and "exact" (everything else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Final, Literal
+
+import torch
+
+from dynaquant_core.state.leaves import Leaf
+
+__all__ = [
+    "MIN_ELEMENTS",
+    "MOMENTS",
+    "Role",
+    "assign_roles",
+    "fits_float32",
+    "is_finite",
+    "is_quantisable",
+    "matches",
+]
+
+Role = Literal["weight", "moment", "exact"]
+
+#: Last component of the names of optimizer tensors that are running averages of gradients or their squares.
+#: Unknown ones stay exact: a scale or a counter must not be rounded.
+MOMENTS: Final = frozenset(
+    {
+        "exp_avg",  # Adam, NAdam, RAdam, Adamax, Adafactor, Lion
+        "exp_avg_diff",  # Adan
+        "exp_avg_sq",  # Adam, NAdam, RAdam, Adan
+        "exp_avg_sq_col",  # Adafactor (Hugging Face)
+        "exp_avg_sq_row",
+        "exp_inf",  # Adamax
+        "max_exp_avg_sq",  # AMSGrad
+        "momentum_buffer",  # SGD, RMSprop, Muon
+        "square_avg",  # RMSprop, Adadelta
+        "grad_avg",  # centred RMSprop
+        "acc_delta",  # Adadelta
+        "sum",  # Adagrad
+    }
+)
+
+#: Smaller tensors cost less exact than their codebook would.
+MIN_ELEMENTS: Final = 256
+
+_QUANTISABLE: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
+    """The role of each leaf by name.
+
+    Under a ``{state, param_groups}`` node: "moment" for floating tensors whose last key is in `MOMENTS`,
+    else "exact".  Elsewhere: "weight" for floating (and complex) tensors and for other tensors that lie
+    beside one in the same dictionary, such as ``num_batches_tracked``; else "exact".
+
+    Example:
+        >>> from dynaquant_core.state.tree import flatten
+        >>> adam = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(4)}}, "param_groups": []}
+        >>> assign_roles(flatten({"w": torch.zeros(4), "optimizer": adam}).leaves)
+        {'w': 'weight', 'optimizer.state.0.step': 'exact', 'optimizer.state.0.exp_avg': 'moment'}
+    """
+    beside = {leaf.path[:-1] for leaf in leaves if not leaf.in_optimizer and _is_floating(leaf)}
+    return {leaf.name: _role(leaf, beside) for leaf in leaves}
+
+
+def _role(leaf: Leaf, beside: set[tuple[str | int, ...]]) -> Role:
+    if leaf.source == "data":
+        return "exact"
+    if leaf.in_optimizer:
+        return "moment" if _is_floating(leaf) and leaf.path[-1] in MOMENTS else "exact"
+    return "weight" if _is_floating(leaf) or leaf.path[:-1] in beside else "exact"
+
+
+def _is_floating(leaf: Leaf) -> bool:
+    dtype = leaf.tensor.dtype
+    return leaf.source != "data" and (dtype.is_floating_point or dtype.is_complex)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether every element of a float64, float32, float16 or bfloat16 tensor is finite (one pass, no copy).
+
+    Example:
+        >>> is_finite(torch.tensor([1.0, float("nan")])), is_finite(torch.empty(0))
+        (False, True)
+    """
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor.detach())  # NaN wins both
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def fits_float32(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is float64, float32, float16 or bfloat16 and all its values are finite in float32.
+
+    Example:
+        >>> fits_float32(torch.tensor(1e300, dtype=torch.float64)), fits_float32(torch.tensor(3))
+        (False, False)
+    """
+    if tensor.dtype not in _QUANTISABLE:
+        return False
+    if tensor.dtype != torch.float64 or tensor.numel() == 0:
+        return is_finite(tensor)
+    low, high = torch.aminmax(tensor.detach())
+    limit = torch.finfo(torch.float32).max
+    return bool((low >= -limit) & (high <= limit))
+
+
+def is_quantisable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may be quantised at all.
+
+    It must fit float32 (`fits_float32`) and have at least two dimensions and `MIN_ELEMENTS` elements.
+
+    Example:
+        >>> is_quantisable(torch.zeros(16, 16)), is_quantisable(torch.zeros(256))
+        (True, False)
+    """
+    return tensor.dim() >= 2 and tensor.numel() >= MIN_ELEMENTS and fits_float32(tensor)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern of ``exact=`` covers a tensor.
+
+    A pattern (fnmatch, case matters) covers a tensor if it matches its dotted name, the name of a module it
+    lies in, or either of these counted from further in: the name a user knows from the model is often only
+    the tail of the name in the whole state.
+
+    Example:
+        >>> matches("model.lm_head.weight", ["lm_head"]), matches("model.lm_head2.weight", ["lm_head"])
+        (True, False)
+        >>> matches("model.h.0.router.weight", ["*.router.*"]), matches("model.h.0.weight", ["*"])
+        (True, True)
+    """
+    parts = name.split(".")
+    count = len(parts)
+    candidates = [".".join(parts[i:j]) for i in range(count) for j in range(i + 1, count + 1)]
+    return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in candidates)

@@ -1,0 +1,177 @@
+"""What is in a store's folder: every checkpoint file by its own index, and what could not be read.
+
+Nothing is written to find this out and no lock is taken.  What was read of a file is remembered until its
+inode, size or time of modification changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynaquant_core.errors import CorruptFileError, NotAStoreError, StorageError, UnsafePathError
+from dynaquant_core.format import FileReader
+from dynaquant_core.store.disk import file_identity, guarded, is_gone
+from dynaquant_core.store.info import CheckpointInfo, Skipped
+from dynaquant_core.store.meta import Meta
+from dynaquant_core.store.names import is_ours, parse_name
+from dynaquant_core.store.retention import current
+from dynaquant_core.store.summary import summarise
+
+__all__ = ["READ_ERRORS", "Catalogue", "Entry", "Scan"]
+
+#: What a damaged, foreign, too new or unreadable file ends in.
+READ_ERRORS = (CorruptFileError, UnsafePathError, StorageError)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One checkpoint file, as its own index describes it.
+
+    Args:
+        path: where it is.
+        digest: identity of its content.
+        meta: step, commit sequence, base, methods.
+        size: bytes of the file.
+        weights_bytes: bytes of the streams of the part "weights".
+        info: what a user is told about it.
+    """
+
+    path: Path
+    digest: str
+    meta: Meta
+    size: int
+    weights_bytes: int
+    info: CheckpointInfo
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        return self.meta.step
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(commit sequence, revision): the larger is newer."""
+        return self.meta.order
+
+    @property
+    def base_digest(self) -> str | None:
+        """Identity of the base; None for a key."""
+        return self.meta.base.digest if self.meta.base else None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One look at the folder.
+
+    Args:
+        entries: every file whose index is sound, oldest first.
+        damaged: files that bear a checkpoint's name and cannot be read.
+        foreign: whether the folder holds entries that no store wrote.
+    """
+
+    entries: tuple[Entry, ...]
+    damaged: tuple[Skipped, ...]
+    foreign: bool
+
+    def current(self) -> dict[int, Entry]:
+        """Step -> its newest file, by ascending step."""
+        newest = current(self.entries)
+        return {step: newest[step] for step in sorted(newest)}
+
+    def newest_first(self) -> list[Entry]:
+        """The newest file of each step, the last committed first."""
+        return sorted(self.current().values(), key=lambda entry: entry.order, reverse=True)
+
+    def by_digest(self, digest: str) -> Entry | None:
+        """The file of that identity."""
+        return next((entry for entry in self.entries if entry.digest == digest), None)
+
+    def next_sequence(self) -> int:
+        """One more than every sequence in an index or hinted at by a name."""
+        hints = [hint.sequence for item in self.damaged if (hint := parse_name(item.name))]
+        return max([entry.meta.sequence for entry in self.entries] + hints, default=0) + 1
+
+
+class Catalogue:
+    """Reads a folder's checkpoints, remembering those that have not changed.
+
+    Args:
+        folder: the store; it may not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, tuple[tuple[int, int, int], Entry]] = {}
+        self._guard = threading.Lock()
+
+    def scan(self) -> Scan:
+        """What is there now.
+
+        Raises:
+            NotAStoreError: the path is not a folder.
+            StorageError: the folder cannot be listed.
+        """
+        names = self._listed()
+        entries: list[Entry] = []
+        damaged: list[Skipped] = []
+        for name in names:
+            hint = parse_name(name)
+            if hint is None:
+                continue
+            try:
+                entries.append(self._entry(name))
+            except (*READ_ERRORS, OSError) as error:
+                if not is_gone(error):  # else a writer has just retired it
+                    damaged.append(Skipped(name, hint.step, str(error)))
+        with self._guard:
+            self._known = {name: value for name, value in self._known.items() if name in names}
+        entries.sort(key=lambda entry: (entry.order, entry.path.name))
+        return Scan(tuple(entries), tuple(damaged), not all(map(is_ours, names)))
+
+    def forget(self, path: Path) -> None:
+        """Reads ``path`` anew at the next scan."""
+        with self._guard:
+            self._known.pop(path.name, None)
+
+    def _listed(self) -> set[str]:
+        folder = self._folder
+        with guarded("list", folder):
+            if not folder.exists():
+                return set()
+            if not folder.is_dir():
+                raise NotAStoreError(f"{str(folder)!r} is a file; a store is a folder of checkpoints.")
+            return set(self._names())
+
+    def _names(self) -> Iterator[str]:
+        for path in self._folder.iterdir():
+            yield path.name
+
+    def _entry(self, name: str) -> Entry:
+        path = self._folder / name
+        identity = file_identity(path)
+        with self._guard:
+            known = self._known.get(name)
+        if known is not None and known[0] == identity:
+            return known[1]
+        entry = read_entry(path)
+        with self._guard:
+            self._known[name] = identity, entry
+        return entry
+
+
+def read_entry(path: Path) -> Entry:
+    """Reads one file's index.
+
+    Raises:
+        CorruptFileError: the file is damaged; VersionError: it is too new.
+        UnsafePathError: it is not a regular file.
+        StorageError: it cannot be read, or is gone.
+    """
+    with FileReader(path) as reader:
+        meta = Meta.from_dict(reader.index.meta, path.name)
+        weights = sum(stream.nbytes for stream in reader.index.streams if stream.part == "weights")
+        info = summarise(reader.index, meta, reader.nbytes)
+        return Entry(path, reader.digest, meta, reader.nbytes, weights, info)

@@ -1,0 +1,169 @@
+"""From a checkpoint file back to its key, and forward again to what a reader holds.
+
+All files of a chain are opened before the first is decoded: a writer that retires them meanwhile cannot take
+them away from a reader that has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from dynaquant_core.errors import CorruptFileError, LimitError, MissingBaseError
+from dynaquant_core.format import FileReader, Index
+from dynaquant_core.methods.base import Method, Reference
+from dynaquant_core.methods.registry import resolve_method
+from dynaquant_core.state import TensorSpec
+from dynaquant_core.store.catalogue import Entry, Scan
+from dynaquant_core.store.disk import file_identity, guarded
+from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
+from dynaquant_core.store.parts import Base, HeldPart
+
+__all__ = ["MAX_DEPTH", "Chain", "Link", "open_chain"]
+
+#: Longest chain that is followed, whatever a file claims.
+MAX_DEPTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One open file of a chain."""
+
+    entry: Entry
+    reader: FileReader
+    identity: tuple[int, int, int]
+
+    @property
+    def index(self) -> Index:
+        """The file's index."""
+        return self.reader.index
+
+    @property
+    def meta(self) -> Meta:
+        """Its description."""
+        return self.entry.meta
+
+    def specs(self, part: str) -> dict[str, TensorSpec]:
+        """Names, shapes and dtypes of a part's tensors."""
+        return {tensor.name: tensor.spec for tensor in self.index.tensors if tensor.part == part}
+
+
+class Chain:
+    """The open files from a key to the checkpoint wanted, in this order.
+
+    Args:
+        links: key first.
+        own: the method object of the store, for files of a method that no registry knows.
+    """
+
+    def __init__(self, links: Sequence[Link], own: Method | None) -> None:
+        self._links = list(links)
+        self._own = own
+
+    @property
+    def last(self) -> Link:
+        """The checkpoint wanted."""
+        return self._links[-1]
+
+    def verify(self) -> None:
+        """Reads every byte of every file against its checksums; raises CorruptFileError."""
+        for link in self._links:
+            link.reader.verify()
+
+    def hold(self, names: Iterable[str] | None = None) -> dict[str, HeldPart]:
+        """Decodes every part.
+
+        Args:
+            names: restricts the tensors; None = all.
+
+        Raises:
+            CorruptFileError: a stream is damaged, or the links do not belong together.
+            UnknownMethodError: a part was written by a method that is not installed.
+        """
+        wanted = None if names is None else set(names)
+        held = {part: self._hold_part(part, wanted) for part in self.last.meta.parts}
+        return {part: value for part, value in held.items() if value is not None}
+
+    def _hold_part(self, part: str, wanted: set[str] | None) -> HeldPart | None:
+        specs = self.last.specs(part)
+        chosen = None if wanted is None else [name for name in specs if name in wanted]
+        if not specs or chosen == []:
+            return None
+        written = self.last.meta.parts[part]
+        method = self._method(written)
+        reference: Reference | None = None
+        for link in self._links:
+            self._check(link, part, specs, written)
+            reference = method.decode(link.reader.source(part), reference, chosen)
+        assert reference is not None  # a chain has at least its key
+        return HeldPart(written, specs, reference)
+
+    def _check(self, link: Link, part: str, specs: dict[str, TensorSpec], written: PartMeta) -> None:
+        """A delta must speak of its base's tensors in its base's language."""
+        theirs = link.meta.parts.get(part)
+        same = theirs is not None and (theirs.method, theirs.options) == (written.method, written.options)
+        if not same or list(link.specs(part).items()) != list(specs.items()):
+            raise CorruptFileError(
+                f"{self.last.entry.path.name} and its base {link.entry.path.name} do not belong together: "
+                f"the part {part!r} holds other tensors or is of another method."
+            )
+
+    def _method(self, written: PartMeta) -> Method:
+        own = self._own
+        if own is not None and (own.name, own.options()) == (written.method, written.options):
+            return own
+        return resolve_method(written.spec())
+
+    def base(self, parts: dict[str, HeldPart]) -> Base:
+        """What the next save may build on, once ``parts`` were decoded in full."""
+        last = self.last.entry
+        return Base(
+            link=BaseLink(last.step, last.meta.sequence, last.digest),
+            depth=len(self._links) - 1,
+            parts=parts,
+            key_bytes=self._links[0].entry.weights_bytes,
+            files=tuple((link.entry.path, link.identity) for link in self._links),
+        )
+
+
+@contextmanager
+def open_chain(scan: Scan, entry: Entry, own: Method | None = None) -> Iterator[Chain]:
+    """Opens ``entry`` and every base below it; each index is verified.
+
+    Raises:
+        MissingBaseError: a base is not in the store; names it.
+        CorruptFileError, StorageError: a file cannot be read.
+        LimitError: the chain is deeper than any that is written.
+    """
+    with ExitStack() as stack:
+        links: list[Link] = []
+        current: Entry | None = entry
+        while current is not None:
+            if len(links) > MAX_DEPTH:
+                raise LimitError(f"{entry.path.name} stands on more than {MAX_DEPTH} checkpoints; it is not sound.")
+            links.append(_open(stack, current))
+            current = _base_of(scan, current)
+        yield Chain(links[::-1], own)
+
+
+def _open(stack: ExitStack, entry: Entry) -> Link:
+    with guarded("read", entry.path):
+        identity = file_identity(entry.path)
+        reader = stack.enter_context(FileReader(entry.path))
+    if reader.digest != entry.digest:
+        raise CorruptFileError(f"{str(entry.path)!r} was replaced by another checkpoint while it was looked up.")
+    return Link(entry, reader, identity)
+
+
+def _base_of(scan: Scan, entry: Entry) -> Entry | None:
+    link = entry.meta.base
+    if link is None:
+        return None
+    base = scan.by_digest(link.digest)
+    if base is None:
+        raise MissingBaseError(
+            f"{entry.path.name} builds on the checkpoint of step {link.step} (sequence {link.sequence}, digest "
+            f"{link.digest}), which is not in the store or is damaged; load another step or bring that file back."
+        )
+    return base

@@ -1,0 +1,116 @@
+"""What the operating system may refuse, said in this project's words.
+
+Every OSError of a store passes through `guarded`; what to do about it depends on its number.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dynaquant_core.errors import NotAStoreError, StorageError
+
+__all__ = ["file_identity", "guarded", "is_gone", "make_folder", "require_space", "storage_error", "sync_folder"]
+
+#: Free space asked for before a save, as a multiple of its estimated size.
+SPACE_FACTOR = 1.2
+
+#: What the user can do, by errno.
+ADVICE = {
+    errno.ENOSPC: "free some space or lower keep_last or keep_within",
+    errno.EDQUOT: "free some space in your quota or lower keep_last or keep_within",
+    errno.EACCES: "grant this user read and write permission or choose another folder",
+    errno.EPERM: "grant this user read and write permission or choose another folder",
+    errno.EROFS: "remount the file system for writing or choose another folder",
+    errno.EIO: "check the disk; the other checkpoints are untouched",
+    errno.EMFILE: "close files or raise the limit on open files",
+    errno.ENFILE: "close files or raise the limit on open files",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOENT: "check that the folder still exists",
+    errno.ENOTDIR: "choose a path whose parents are folders",
+    errno.ELOOP: "replace the symbolic link by the file itself",
+}
+
+
+@contextmanager
+def guarded(action: str, path: Path) -> Iterator[None]:
+    """Translates any OSError of the block into StorageError naming ``action``, ``path`` and what to do."""
+    try:
+        yield
+    except StorageError as error:
+        cause = error.__cause__
+        if error.errno or not isinstance(cause, OSError):
+            raise
+        raise storage_error(action, path, cause) from cause
+    except OSError as error:
+        raise storage_error(action, path, error) from error
+
+
+def storage_error(action: str, path: Path, error: OSError) -> StorageError:
+    """The StorageError for ``error``; its ``errno`` is kept."""
+    number = error.errno or errno.EIO
+    advice = ADVICE.get(number, "check the file system, then save again")
+    reason = error.strerror or str(error)
+    translated = StorageError(f"Cannot {action} {str(path)!r}: {reason}; {advice}.")
+    translated.errno = number
+    return translated
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether ``error`` says that a file does not exist (any more)."""
+    return isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes ``folder`` and its parents; each new entry is durable when this returns.
+
+    Raises:
+        NotAStoreError: a file is in the way.
+        StorageError: the system refuses.
+    """
+    if folder.is_dir():
+        return
+    if folder.exists() or folder.is_symlink():
+        raise NotAStoreError(f"{str(folder)!r} is not a folder; give the path of a folder for the store.")
+    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
+    with guarded("make the folder", folder):
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the entries of ``folder`` durable: a rename survives a power loss only after this."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def require_space(folder: Path, estimate: int) -> None:
+    """Refuses a save before its first write where the disk cannot hold it.
+
+    Args:
+        folder: where the file goes.
+        estimate: expected size in bytes; 1.2 times as much must be free.
+
+    Raises:
+        StorageError: too little is free.
+    """
+    with guarded("ask for the free space of", folder):
+        system = os.statvfs(folder)
+    free = system.f_bavail * system.f_frsize
+    needed = int(estimate * SPACE_FACTOR)
+    if system.f_blocks and free < needed:  # some file systems report no sizes at all
+        full = OSError(errno.ENOSPC, f"about {needed:,} bytes are needed and {free:,} are free")
+        raise storage_error("save into", folder, full)
+
+
+def file_identity(path: Path) -> tuple[int, int, int]:
+    """(inode, size, modification time in ns): changes when the file is replaced or written to."""
+    status = path.stat(follow_symlinks=False)
+    return status.st_ino, status.st_size, status.st_mtime_ns

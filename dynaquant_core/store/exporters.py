@@ -1,0 +1,72 @@
+"""Which exporter writes which kind of file: built-in ones, and what is installed through entry points."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from dynaquant_core.errors import ConfigError, DependencyError
+
+__all__ = ["BUILT_IN", "ENTRY_POINTS", "Exporter", "exporter_names", "resolve_exporter"]
+
+#: Writes a state as loaded from a store to a path.
+Exporter = Callable[[Any, Path], None]
+
+ENTRY_POINTS = "dynaquant.exporters"
+
+BUILT_IN: Mapping[str, str] = {
+    "pt": "dynaquant_core.store.export:to_pt",
+    "safetensors": "dynaquant_core.store.export:to_safetensors",
+}
+
+#: What a suffix means when no exporter is named.
+SUFFIXES: Mapping[str, str] = {
+    ".pt": "pt",
+    ".pth": "pt",
+    ".bin": "pt",
+    ".ckpt": "pt",
+    ".safetensors": "safetensors",
+}
+
+
+def exporter_names() -> list[str]:
+    """Every name `resolve_exporter` knows: the built-in ones first, then installed ones."""
+    return [*BUILT_IN, *sorted(set(_installed()) - set(BUILT_IN))]
+
+
+def resolve_exporter(to: str | None, path: str | os.PathLike[str]) -> Exporter:
+    """The exporter named ``to``, or the one that the suffix of ``path`` asks for.
+
+    Raises:
+        ConfigError: no exporter of that name, or no name and a suffix that tells nothing.
+        DependencyError: it is installed but cannot be imported.
+
+    Example:
+        >>> resolve_exporter(None, "model.safetensors").__name__
+        'to_safetensors'
+    """
+    name = to or SUFFIXES.get(Path(path).suffix.lower())
+    names = exporter_names()
+    if name is None:
+        raise ConfigError(f"Cannot tell the format of {str(path)!r} by its suffix; give one of {', '.join(names)}.")
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        exporter: Exporter = getattr(import_module(module), attribute)
+        return exporter
+    if name not in names:
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+        raise ConfigError(f"There is no exporter {name!r}; {hint}")
+    try:
+        return _installed()[name].load()  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise DependencyError(f"exporter {name!r} is installed but fails to import: {error}.") from error
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

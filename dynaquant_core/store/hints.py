@@ -1,0 +1,99 @@
+"""Fits what a trainer knows by parameter name (gradients, layer types) to the names of a state's tensors.
+
+A parameter "fc.weight" is the tensor "model.fc.weight" of a state {"model": ..., "optimizer": ...}: the longest
+parameter name that ends a tensor's name, with the same shape, is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from dynaquant_core.methods.base import Hints
+from dynaquant_core.quantize.layers import layer_type, layer_types
+
+__all__ = ["hints_for", "match_names"]
+
+#: Names that wrappers put before a module's own parameters.
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+
+
+def hints_for(
+    tensors: Mapping[str, Tensor],
+    roles: Mapping[str, str],
+    gradients: Mapping[str, Tensor] | None,
+    model: Any | None,
+) -> Hints:
+    """The hints of one save.
+
+    Args:
+        tensors: those that the weights' method takes, by their name in the state.
+        roles: role of every tensor of the state.
+        gradients: EMA of the gradient by parameter name, or None.
+        model: a module, or name -> module, for layer types; None: types by tensor name and shape.
+    """
+    known = dict(gradients or {})
+    owners = match_names(tensors, {name: tuple(value.shape) for name, value in known.items()})
+    return Hints(
+        gradients={name: known[owner] for name, owner in owners.items()},
+        layer_types=_types(tensors, model),
+        roles=roles,
+    )
+
+
+def match_names(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Tensor name -> the parameter name it carries; tensors without one are left out.
+
+    Example:
+        >>> import torch
+        >>> match_names({"model.fc.weight": torch.zeros(2, 3)}, {"module.fc.weight": (2, 3), "weight": (3,)})
+        {'model.fc.weight': 'module.fc.weight'}
+    """
+    bare = {_bare(name): name for name in shapes}
+    found = {}
+    for name, tensor in tensors.items():
+        for tail in _tails(_bare(name)):
+            if tail in bare and shapes[bare[tail]] == tuple(tensor.shape):
+                found[name] = bare[tail]
+                break
+    return found
+
+
+def _types(tensors: Mapping[str, Tensor], model: Any | None) -> dict[str, str]:
+    """Layer types from the modules where they are known, else by name and shape."""
+    types = {name: layer_type(name, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    modules = _modules(model)
+    if modules is None:
+        return types
+    known, shapes = layer_types(modules), _shapes(modules)
+    owners = match_names(tensors, {name: shapes[name] for name in known if name in shapes})
+    return types | {name: known[owner] for name, owner in owners.items()}
+
+
+def _modules(model: Any | None) -> nn.Module | dict[str, nn.Module] | None:
+    if isinstance(model, Mapping):
+        return {str(name): module for name, module in model.items() if isinstance(module, nn.Module)}
+    return model if isinstance(model, nn.Module) else None
+
+
+def _shapes(modules: nn.Module | Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
+    """Shape by parameter name; names of several modules are prefixed with "NAME."."""
+    if isinstance(modules, nn.Module):
+        named = modules.named_parameters(remove_duplicate=False)
+        return {name: tuple(parameter.shape) for name, parameter in named}
+    return {f"{key}.{name}": shape for key, module in modules.items() for name, shape in _shapes(module).items()}
+
+
+def _tails(name: str) -> list[str]:
+    """The name and each of its dotted tails, longest first."""
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
+
+
+def _bare(name: str) -> str:
+    """The name without what wrappers add, wherever in it they add it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
+    return name

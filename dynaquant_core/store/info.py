@@ -1,0 +1,86 @@
+"""What is known about one checkpoint without decoding it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+__all__ = ["CheckpointInfo", "Skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that was passed over while the newest whole checkpoint was looked for.
+
+    Args:
+        name: file name.
+        step: its step; from the file name where the index cannot be read.
+        reason: why, in one sentence.
+    """
+
+    name: str
+    step: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One checkpoint: what it is, what it cost and what it promises.
+
+    Args:
+        step: completed optimizer steps.
+        sequence: position in the store's order of commits; the highest is the newest.
+        kind: "key" (readable on its own) or "delta".
+        base_step: step of the checkpoint a delta was written against; None for a key.
+        method: name of the method that wrote the weights.
+        config: the configuration point they were written with.
+        raw_bytes: bytes of all tensors in their own dtypes, tied ones once.
+        stored_bytes: size of the file.
+        parts: role ("weight", "moment", "exact") -> {"raw_bytes", "stored_bytes"}; stored bytes sum to the file's.
+        quality: {"reference", "search"} on the search batches; None where nothing was evaluated.
+        degradation: relative, positive = worse; None where nothing was evaluated.
+        met: whether the threshold holds; None where nothing was evaluated.
+        evaluations: candidates evaluated, the reference not counted.
+        seconds: collector, held, search, draft, encode, commit, as far as they are known.
+        skipped: what `CheckpointStore.newest` or a load passed over to arrive here.
+        exact: names of floating weights of two dimensions and more that are stored bit for bit.
+        options: the method's options, as recorded.
+        report: everything that was recorded about the search, its state included.
+    """
+
+    step: int
+    sequence: int
+    kind: str
+    base_step: int | None
+    method: str
+    config: Any
+    raw_bytes: int
+    stored_bytes: int
+    parts: Mapping[str, Mapping[str, int]]
+    quality: Any = None
+    degradation: float | None = None
+    met: bool | None = None
+    evaluations: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
+    exact: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """raw_bytes / stored_bytes."""
+        return self.raw_bytes / self.stored_bytes if self.stored_bytes else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data, the ratio included and the search's state left out."""
+        data = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
+        as_dict = getattr(self.config, "as_dict", None)
+        data["config"] = as_dict() if as_dict else self.config
+        data["skipped"] = [asdict(item) for item in self.skipped]
+        data["exact"] = list(self.exact)
+        return data | {"ratio": self.ratio}

@@ -1,0 +1,74 @@
+"""File names of a store: which files are ours, and what their names hint at.
+
+The numbers in a name serve people and error messages; where they and a file's index differ, the index holds.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+
+__all__ = ["LOCK_FILE", "PINS_FILE", "NameHint", "checkpoint_name", "is_leftover", "is_ours", "parse_name", "temporary_name"]
+
+LOCK_FILE = ".dynaquant.lock"
+PINS_FILE = "pins.json"
+
+_CHECKPOINT = re.compile(r"step-(\d{1,20})-seq-(\d{1,20})(?:-r(\d{1,6}))?\.dq")
+_LEFTOVER = re.compile(r"(?:step-\d{1,20}-seq-\d{1,20}(?:-r\d{1,6})?\.dq|pins\.json)\.tmp-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class NameHint:
+    """What a checkpoint's file name says: its step, commit sequence and revision (re-based copies count up)."""
+
+    step: int
+    sequence: int
+    revision: int
+
+
+def checkpoint_name(step: int, sequence: int, revision: int = 0) -> str:
+    """The file name of a checkpoint; names sort by step.
+
+    Example:
+        >>> checkpoint_name(2000, 7)
+        'step-000002000-seq-000007.dq'
+    """
+    tail = f"-r{revision}" if revision else ""
+    return f"step-{step:09d}-seq-{sequence:06d}{tail}.dq"
+
+
+def parse_name(name: str) -> NameHint | None:
+    """What ``name`` hints at; None if it is not a checkpoint's name.
+
+    Example:
+        >>> parse_name("step-000002000-seq-000007-r1.dq")
+        NameHint(step=2000, sequence=7, revision=1)
+        >>> parse_name("notes.txt") is None
+        True
+    """
+    found = _CHECKPOINT.fullmatch(name)
+    if found is None:
+        return None
+    step, sequence, revision = found.groups(default="0")
+    return NameHint(int(step), int(sequence), int(revision))
+
+
+def temporary_name(name: str) -> str:
+    """A fresh name beside ``name``, recognised by `is_leftover` should its writer die."""
+    return f"{name}.tmp-{uuid.uuid4().hex}"
+
+
+def is_leftover(name: str) -> bool:
+    """Whether ``name`` is what a save that died may leave behind.
+
+    Example:
+        >>> is_leftover(temporary_name(checkpoint_name(1, 1))), is_leftover("mine.tmp-1")
+        (True, False)
+    """
+    return _LEFTOVER.fullmatch(name) is not None
+
+
+def is_ours(name: str) -> bool:
+    """Whether a store may have written ``name``; everything else in its folder is foreign."""
+    return name in {LOCK_FILE, PINS_FILE} or parse_name(name) is not None or is_leftover(name)

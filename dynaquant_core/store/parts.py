@@ -1,0 +1,129 @@
+"""The three parts of a checkpoint: which tensors go where, and what a reader holds of each.
+
+"weights": what the chosen method owns and accepts.  "moments": the optimizer's moments, by the moments policy.
+"exact": everything else, and whatever a pattern of ``exact=`` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dynaquant_core.config import require
+from dynaquant_core.methods.base import Method, Reference
+from dynaquant_core.methods.exact import Exact
+from dynaquant_core.methods.moments import moments_method
+from dynaquant_core.methods.registry import resolve_method
+from dynaquant_core.state import TensorSpec, Tree, assign_roles, matches
+from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
+
+__all__ = ["Base", "Division", "HeldPart", "Settings", "config_data", "divide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a store writes each part.
+
+    Args:
+        weights: the method; "moments": the policy for optimizer moments; both follow the method protocol.
+        exact: name patterns kept bit for bit.
+    """
+
+    weights: Method
+    moments: Method
+    exact: tuple[str, ...]
+
+    @classmethod
+    def of(cls, method: Any, moments: str, exact: str | Sequence[str]) -> Settings:
+        """Validates what the user gave; raises ConfigError or UnknownMethodError."""
+        patterns = (exact,) if isinstance(exact, str) else tuple(exact)
+        good = all(isinstance(pattern, str) for pattern in patterns)
+        require(good, f"exact must be name patterns (texts), got {exact!r}.")
+        return cls(resolve_method(method), moments_method(moments), patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """A state's tensors by part.
+
+    Args:
+        tensors: part -> name -> tensor, in the order of the tree; parts without tensors are absent.
+        roles: name -> role.
+        methods: part -> the method that writes it.
+    """
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    roles: Mapping[str, str]
+    methods: Mapping[str, Method]
+
+    def part_of(self) -> dict[str, str]:
+        """Name -> part."""
+        return {name: part for part, tensors in self.tensors.items() for name in tensors}
+
+
+def divide(tree: Tree, settings: Settings, method: Method) -> Division:
+    """Gives each tensor of a tree its part; ``method`` writes the weights."""
+    roles = assign_roles(tree.leaves)
+    methods = {"weights": method, "moments": settings.moments, "exact": Exact()}
+    found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+    for leaf in tree.leaves:
+        role = roles[leaf.name]
+        if leaf.source == "data" or matches(leaf.name, settings.exact):
+            part = "exact"
+        elif role in method.owns and method.accepts(leaf.tensor):
+            part = "weights"
+        elif role == "moment" and role not in method.owns and settings.moments.accepts(leaf.tensor):
+            part = "moments"
+        else:
+            part = "exact"
+        found[part][leaf.name] = leaf.tensor
+    return Division({part: tensors for part, tensors in found.items() if tensors}, roles, methods)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """What a reader holds of one part after a checkpoint, and how the part was written."""
+
+    written: PartMeta
+    specs: Mapping[str, TensorSpec]
+    reference: Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the next delta may be written against.
+
+    Args:
+        link: the checkpoint, as a delta names it.
+        depth: deltas between it and its key; 0 for a key.
+        parts: what a reader of it holds.
+        key_bytes: stored bytes of the weights in the chain's key.
+        files: (path, identity) of every file of the chain when it was verified.
+    """
+
+    link: BaseLink
+    depth: int
+    parts: Mapping[str, HeldPart]
+    key_bytes: int
+    files: tuple[tuple[Any, tuple[int, int, int]], ...] = ()
+
+    def fits(self, division: Division) -> bool:
+        """Whether every part has the tensors, specs, method and options of this base's."""
+        if set(self.parts) != set(division.tensors):
+            return False
+        return all(self._part_fits(part, division) for part in self.parts)
+
+    def _part_fits(self, part: str, division: Division) -> bool:
+        held, method = self.parts[part], division.methods[part]
+        specs = {name: TensorSpec.of(tensor) for name, tensor in division.tensors[part].items()}
+        same_method = held.written.method == method.name and held.written.options == method.options()
+        return same_method and list(held.specs.items()) == list(specs.items())
+
+
+def config_data(config: Any) -> dict[str, Any]:
+    """A config as JSON-ready data."""
+    as_dict = getattr(config, "as_dict", None)
+    return dict(as_dict() if as_dict else config or {})

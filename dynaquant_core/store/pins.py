@@ -1,0 +1,54 @@
+"""Pinned steps: checkpoints that retention never removes, kept in one small file that is replaced whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from dynaquant_core.errors import CorruptFileError
+from dynaquant_core.store.commit import write_atomically
+from dynaquant_core.store.disk import guarded
+from dynaquant_core.store.names import PINS_FILE
+
+__all__ = ["read_pins", "write_pins"]
+
+#: A larger file is not one of ours.
+MAX_BYTES = 1 << 20
+
+
+def read_pins(folder: Path) -> frozenset[int]:
+    """The pinned steps of a store; none where nothing was ever pinned.
+
+    Raises:
+        CorruptFileError: the file is damaged; nothing may be removed until it is repaired or deleted.
+        StorageError: the file cannot be read.
+    """
+    path = folder / PINS_FILE
+    with guarded("read", path):
+        if not path.exists():
+            return frozenset()
+        if path.stat().st_size > MAX_BYTES:
+            raise _damaged(path, "it is too large")
+        data = path.read_bytes()
+    try:
+        steps = json.loads(data)["pins"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, "it is not the JSON that a store writes") from error
+    if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps):
+        raise _damaged(path, "'pins' is not a list of steps")
+    return frozenset(steps)
+
+
+def write_pins(folder: Path, steps: Iterable[int]) -> None:
+    """Replaces the pinned steps, durably.
+
+    Raises:
+        StorageError: the system refused; the pins are as before.
+    """
+    text = json.dumps({"format": 1, "pins": sorted(steps)}, indent=1) + "\n"
+    write_atomically(folder / PINS_FILE, text.encode())
+
+
+def _damaged(path: Path, why: str) -> CorruptFileError:
+    return CorruptFileError(f"The pins file {str(path)!r} is damaged: {why}; repair it, or delete it to unpin all.")

@@ -1,0 +1,145 @@
+"""From what a reader holds to the user's state: as a new tree, or into the tensors that exist already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError
+from dynaquant_core.state import TensorSpec, flatten, unflatten
+from dynaquant_core.store.chain import Chain, Link
+from dynaquant_core.store.parts import HeldPart
+from dynaquant_core.store.partial import prune
+
+__all__ = ["fill", "part_of_state", "require_fit", "whole_state"]
+
+#: Differences that an error names before it only counts them.
+NAMED = 5
+
+
+def whole_state(link: Link, held: Mapping[str, HeldPart], device: str | torch.device | None) -> Any:
+    """The state of a checkpoint, its tensors on ``device`` (None: the CPU).
+
+    Raises:
+        CorruptFileError: the file's tree and its tensors do not belong together.
+        ConfigError: there is no such device.
+    """
+    tensors = _tensors(held, _device(device))
+    return unflatten(link.index.skeleton, _Lookup(link, tensors))
+
+
+def part_of_state(
+    chain: Chain, names: str | Iterable[str], device: str | torch.device | None
+) -> Any:
+    """The part of a state that ``names`` cover; everything else is neither decoded nor returned.
+
+    Args:
+        chain: of the checkpoint.
+        names: dotted names from the root, of tensors or of what they lie in; fnmatch patterns too.
+        device: where its tensors go; None: the CPU.
+
+    Raises:
+        StateMismatchError: nothing is covered.
+    """
+    patterns = [names] if isinstance(names, str) else [str(name) for name in names]
+    skeleton, wanted = prune(chain.last.index.skeleton, patterns)
+    if not wanted:
+        known = [tensor.name for tensor in chain.last.index.tensors]
+        some = ", ".join(map(repr, known[:NAMED]))
+        raise StateMismatchError(
+            f"No tensor of step {chain.last.entry.step} is covered by {patterns!r:.200}; "
+            f"names count from the root, as in {some or 'a state with tensors'}."
+        )
+    tensors = _tensors(chain.hold(wanted), _device(device))
+    order = iter(wanted)  # the smaller tree's own names may differ
+    lookup = _Lookup(chain.last, tensors)
+    return unflatten(skeleton, lambda _: lookup(next(order)))
+
+
+class _Lookup:
+    """Gives tensors by name; what the index announces must be what was decoded."""
+
+    def __init__(self, link: Link, tensors: Mapping[str, Tensor]) -> None:
+        self._where = link.entry.path.name
+        self._specs = {tensor.name: tensor.spec for tensor in link.index.tensors}
+        self._tensors = tensors
+
+    def __call__(self, name: str) -> Tensor:
+        tensor = self._tensors.get(name)
+        if tensor is None or TensorSpec.of(tensor) != self._specs.get(name):
+            raise CorruptFileError(f"{self._where}: the tensor {name!r} is missing or is not what the index says.")
+        return tensor
+
+
+def _tensors(held: Mapping[str, HeldPart], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for part in held.values() for name, tensor in part.reference.items()}
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    try:
+        found = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=found)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n", maxsplit=1)[0]
+        raise ConfigError(f"device {device!r} cannot be used: {reason}.") from error
+    return found
+
+
+def require_fit(link: Link, live: Mapping[str, Tensor]) -> None:
+    """Raises StateMismatchError, naming tensors, unless ``live`` has the checkpoint's names, shapes and dtypes."""
+    stored = {tensor.name: tensor.spec for tensor in link.index.tensors}
+    problems = [f"{name!r} is stored but not in the tree" for name in stored if name not in live]
+    problems += [f"{name!r} is in the tree but not stored" for name in live if name not in stored]
+    for name in stored.keys() & live.keys():
+        have = TensorSpec.of(live[name])
+        if have != stored[name]:
+            problems.append(f"{name!r} is stored as {_described(stored[name])}, the tree has {_described(have)}")
+    if problems:
+        more = f" and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
+        raise StateMismatchError(
+            f"The checkpoint of step {link.entry.step} does not fit the tree: "
+            f"{'; '.join(sorted(problems)[:NAMED])}{more}."
+        )
+
+
+def _described(spec: TensorSpec) -> str:
+    return f"{spec.dtype}{list(spec.shape)}"
+
+
+def fill(tree: Any, link: Link, held: Mapping[str, HeldPart]) -> None:
+    """Writes a checkpoint into ``tree``: tensors and arrays in place, one at a time; other values replaced.
+
+    The tree was checked by `require_fit`.  Values outside dictionaries and lists (the members of a tuple)
+    cannot be replaced and must be equal already; what is stored for them is not looked at.
+    """
+    live = {leaf.name: leaf.tensor for leaf in flatten(tree).leaves if leaf.source != "data"}
+    others: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for part in held.values():
+            for name, tensor in part.reference.items():
+                if name in live:
+                    live[name].copy_(tensor)
+                else:
+                    others[name] = tensor
+    stored = {tensor.name: tensor.spec for tensor in link.index.tensors}
+    placeholders = {name: others.get(name, live.get(name)) for name in stored}
+    _graft(tree, unflatten(link.index.skeleton, lambda name: placeholders[name]))
+
+
+def _graft(tree: Any, source: Any) -> None:
+    """Replaces what is neither tensor nor array in the dictionaries and lists of ``tree``."""
+    if isinstance(tree, dict):
+        slots: Iterable[Any] = tree.keys() & source.keys()
+    elif isinstance(tree, (list, tuple)):
+        slots = range(min(len(tree), len(source)))
+    else:
+        return
+    for slot in slots:
+        if isinstance(tree[slot], (dict, list, tuple)):
+            _graft(tree[slot], source[slot])
+        elif not isinstance(tree, tuple) and not isinstance(tree[slot], (Tensor, np.ndarray)):
+            tree[slot] = source[slot]

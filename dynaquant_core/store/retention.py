@@ -1,0 +1,123 @@
+"""Which files may go: a pure function from what is on disk and what the user wants kept.
+
+A file goes only if nothing that stays needs it.  What stays is closed under two rules: the base of a file that
+stays, stays; and a file that replaces a staying file (same step, saved again) stays, so that removing the newer
+one never brings the older one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dynaquant_core.config import require
+from dynaquant_core.store.budget import parse_budget
+
+__all__ = ["Policy", "Record", "current", "needed", "retired"]
+
+
+class Record(Protocol):
+    """What retention knows about one file."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def order(self) -> tuple[int, int]:
+        """(commit sequence, revision): the larger is newer."""
+        ...
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def base_digest(self) -> str | None: ...
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the user wants kept; without any of the three, everything is.
+
+    Args:
+        keep_last: this many of the newest checkpoints.
+        keep_every: also every checkpoint whose step is a multiple of this.
+        keep_within: at most this many bytes in all, the newest first; a number or a text like "100GB".
+
+    Raises:
+        ConfigError: a value is not positive, or not a number.
+
+    Example:
+        >>> Policy.of(keep_within="2MB").keep_within
+        2000000
+    """
+
+    keep_last: int | None = None
+    keep_every: int | None = None
+    keep_within: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_within: int | float | str | None = None,
+    ) -> Policy:
+        """Validates what the user gave."""
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            good = value is None or (type(value) is int and value >= 1)
+            require(good, f"{name} must be a whole number of at least 1 or None, got {value!r}.")
+        return cls(keep_last, keep_every, parse_budget(keep_within))
+
+    def wants(self, ranked: Sequence[Record]) -> list[Record]:
+        """Those of ``ranked`` (newest first) that the first two rules keep, newest first."""
+        if self.keep_last is None and self.keep_every is None:
+            return list(ranked)
+        last, every = self.keep_last or 1, self.keep_every
+        return [r for i, r in enumerate(ranked) if i < last or (every and r.step % every == 0)]
+
+
+def current(records: Iterable[Record]) -> dict[int, Record]:
+    """Step -> the newest file of that step; the others are superseded."""
+    newest: dict[int, Record] = {}
+    for record in sorted(records, key=lambda r: r.order):
+        newest[record.step] = record
+    return newest
+
+
+def needed(keep: Iterable[Record], records: Collection[Record]) -> dict[str, Record]:
+    """Digest -> every file that must stay so that those of ``keep`` can be read."""
+    by_digest: Mapping[str, Record] = {record.digest: record for record in records}
+    newest = current(records)
+    found: dict[str, Record] = {}
+    waiting = list(keep)
+    while waiting:
+        record = waiting.pop()
+        if record.digest in found:
+            continue
+        found[record.digest] = record
+        waiting.append(newest[record.step])
+        if record.base_digest in by_digest:
+            waiting.append(by_digest[record.base_digest])
+    return found
+
+
+def retired(records: Collection[Record], policy: Policy, pins: Collection[int]) -> list[Record]:
+    """The files that may be removed, descendants before their bases (a crash in between leaves no orphan).
+
+    The newest checkpoint and the pinned ones always stay, whatever the budget.
+    """
+    ranked = sorted(current(records).values(), key=lambda r: r.order, reverse=True)
+    keep = [r for i, r in enumerate(ranked) if i == 0 or r.step in pins]
+    for record in policy.wants(ranked):
+        wider = [*keep, record]
+        if policy.keep_within is not None and total(wider, records) > policy.keep_within:
+            break
+        keep = wider
+    stay = needed(keep, records)
+    return sorted((r for r in records if r.digest not in stay), key=lambda r: r.order, reverse=True)
+
+
+def total(keep: Iterable[Record], records: Collection[Record]) -> int:
+    """Bytes on disk if exactly ``keep`` and what it needs stays."""
+    return sum(record.size for record in needed(keep, records).values())

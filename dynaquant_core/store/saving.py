@@ -1,0 +1,215 @@
+"""One save, from the live state to something that no longer needs it.
+
+    begin -> draft (as many as a search wants) -> seal -> write
+
+Up to `Saving.seal` the live tensors are looked at, on the calling thread; what is sealed holds codes and
+copies of its own, and may be written by another thread while training goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.format import FileWriter, TensorEntry
+from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream
+from dynaquant_core.state import TensorSpec, Tree
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
+from dynaquant_core.store.parts import Base, Division, HeldPart, config_data
+
+__all__ = ["Saving", "Sealed"]
+
+#: A delta below this share of the last key's weights is smaller than a new key without asking.
+CLEARLY_SMALLER = 0.5
+
+#: Bytes of an index for each tensor and stream, generously; for the estimate of the space a save needs.
+INDEX_BYTES = 200
+
+
+class Saving:
+    """A save that has begun.
+
+    Attributes:
+        step: completed optimizer steps.
+        live: name -> the tree's own tensors that the method will change; writing into them writes into the
+            model (a search puts candidates there, and must put the originals back).
+        space: the points a search may try.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        tree: Tree,
+        division: Division,
+        hints: Hints,
+        base: Base | None,
+        write: Callable[[Sealed], CheckpointInfo],
+    ) -> None:
+        self.step = step
+        self.live: Mapping[str, Tensor] = division.tensors.get("weights", {})
+        self.space: Space = division.methods["weights"].space(gradients=bool(hints.gradients))
+        self._tree = tree
+        self._division = division
+        self._hints = hints
+        self._base = base
+        self._write = write
+        self._seconds = 0.0
+
+    def draft(self, config: Any = None) -> Draft:
+        """Drafts the weights with ``config`` (None: the method's default).
+
+        A delta against the base where there is one and the delta is smaller than a key; else a key.
+
+        Raises:
+            ConfigError: the method cannot use this config.
+        """
+        started = time.perf_counter()
+        try:
+            return self._draft(self.space.default if config is None else config)
+        finally:
+            self._seconds += time.perf_counter() - started
+
+    def _draft(self, config: Any) -> Draft:
+        method = self._division.methods["weights"]
+        if isinstance(config, Mapping):
+            config = method.config(config)
+        if not isinstance(config, type(self.space.default)):
+            expected = type(self.space.default).__name__
+            raise ConfigError(f"method {method.name!r} takes a config of type {expected}, got {config!r:.120}.")
+        if not self.live:
+            return NothingToDraft(config, is_key=self._base is None)
+        if self._base is None:
+            return method.draft(self.live, None, config, self._hints)
+        delta = method.draft(self.live, self._base.parts["weights"].reference, config, self._hints)
+        if delta.is_key or delta.size <= CLEARLY_SMALLER * self._base.key_bytes:
+            return delta
+        key = method.draft(self.live, None, config, self._hints)
+        return delta if delta.size < key.size else key
+
+    def seal(self, draft: Draft, report: Mapping[str, Any] | None = None) -> Sealed:
+        """Takes all that a reader needs out of the live state; after it the tensors may change.
+
+        Args:
+            draft: one of this save's drafts.
+            report: the search's record (quality, degradation, met, evaluations, exhaustive, seconds,
+                search_state), stored with the checkpoint.
+        """
+        started = time.perf_counter()
+        base = None if draft.is_key else self._base
+        drafts: dict[str, Draft] = {}
+        for part, tensors in self._division.tensors.items():
+            drafts[part] = draft if part == "weights" else self._plain_draft(part, tensors, base)
+            drafts[part].detach()
+        self._seconds += time.perf_counter() - started
+        report = dict(report or {})
+        report["seconds"] = {"draft": self._seconds, **(report.get("seconds") or {})}
+        return Sealed(self.step, self._tree.skeleton, self._entries(), drafts, self._division, base, report, self._write)
+
+    def _plain_draft(self, part: str, tensors: Mapping[str, Tensor], base: Base | None) -> Draft:
+        method = self._division.methods[part]
+        default = method.space(gradients=False).default
+        hints = Hints(roles=self._division.roles)
+        return method.draft(tensors, base.parts[part].reference if base else None, default, hints)
+
+    def _entries(self) -> tuple[TensorEntry, ...]:
+        part_of, roles = self._division.part_of(), self._division.roles
+        specs = [(leaf.name, TensorSpec.of(leaf.tensor)) for leaf in self._tree.leaves]
+        return tuple(
+            TensorEntry(name, spec.shape, spec.dtype, roles[name], part_of[name]) for name, spec in specs
+        )
+
+
+class Sealed:
+    """A save that needs nothing of the live state any more; written once.
+
+    Attributes:
+        step: completed optimizer steps.
+        base: the link that a delta will name; None for a key.
+        estimate: expected bytes of the file.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        skeleton: Any,
+        entries: tuple[TensorEntry, ...],
+        drafts: Mapping[str, Draft],
+        division: Division,
+        base: Base | None,
+        report: dict[str, Any],
+        write: Callable[[Sealed], CheckpointInfo],
+    ) -> None:
+        self.step = step
+        self.base = base
+        self.report = report
+        self.skeleton = skeleton
+        self.entries = entries
+        self.parts = {part: _written(division, part, draft) for part, draft in drafts.items()}
+        self._drafts = drafts
+        self._write = write
+
+    def write(self) -> CheckpointInfo:
+        """Encodes into one file, commits it, then lets retention remove what may go.
+
+        Raises:
+            StorageError: the system refused; nothing of the store is lost.
+        """
+        return self._write(self)
+
+    @property
+    def link(self) -> BaseLink | None:
+        """The base that the file names."""
+        return self.base.link if self.base else None
+
+    @property
+    def estimate(self) -> int:
+        """Expected bytes of the file."""
+        return sum(draft.size for draft in self._drafts.values()) + INDEX_BYTES * (len(self.entries) + 8)
+
+    def encode(self, writer: FileWriter) -> dict[str, HeldPart]:
+        """Writes every stream; returns what a reader will hold.
+
+        One stream is in memory at a time.
+        """
+        held = {}
+        for part, draft in self._drafts.items():
+            streams, reference = draft.encode()
+            for stream in streams:
+                writer.add(part, stream.name, stream.kind, stream.codec, stream.payload)
+            held[part] = HeldPart(self.parts[part], self._specs(part), reference)
+        return held
+
+    def _specs(self, part: str) -> dict[str, TensorSpec]:
+        return {entry.name: entry.spec for entry in self.entries if entry.part == part}
+
+
+def _written(division: Division, part: str, draft: Draft) -> PartMeta:
+    method = division.methods[part]
+    return PartMeta(method.name, method.options(), config_data(draft.config))
+
+
+@dataclass(slots=True)
+class NothingToDraft:
+    """The draft of a state without a tensor that the method takes."""
+
+    config: Any
+    is_key: bool
+    size: int = 0
+
+    @property
+    def decoded(self) -> Iterator[tuple[str, Tensor]]:
+        """No tensor at all."""
+        return iter(())
+
+    def detach(self) -> None:
+        """Holds no live tensor."""
+
+    def encode(self) -> tuple[Iterable[Stream], Reference]:
+        """Never part of a file: a part without tensors is absent."""
+        raise NotImplementedError

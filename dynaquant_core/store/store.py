@@ -1,0 +1,325 @@
+"""The store: a folder of compressed checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynaquant_core.config import require
+from dynaquant_core.errors import NotAStoreError, StoreNotEmptyError
+from dynaquant_core.methods.base import Method
+from dynaquant_core.methods.registry import method_for_config
+from dynaquant_core.state import flatten
+from dynaquant_core.store.catalogue import Catalogue
+from dynaquant_core.store.chain import MAX_DEPTH, Chain, open_chain
+from dynaquant_core.store.disk import file_identity, make_folder
+from dynaquant_core.store.exporters import resolve_exporter
+from dynaquant_core.store.hints import hints_for
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.lock import WriterLock
+from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, divide
+from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
+from dynaquant_core.store.restore import fill, part_of_state, require_fit, whole_state
+from dynaquant_core.store.retention import Policy
+from dynaquant_core.store.saving import Saving, Sealed
+from dynaquant_core.store.upkeep import Upkeep
+from dynaquant_core.store.verify import Problem, verify
+from dynaquant_core.store.writer import Writer
+
+__all__ = ["CheckpointStore"]
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """A folder of compressed checkpoints.
+
+    What is saved is there after any crash, whole or not at all; what was there before stays until what
+    replaces it is safe.  Reading takes no lock; the first save takes one that ends with this object or its
+    process.  Methods may be called from several threads.
+
+    Args:
+        path: the folder; made at the first save.
+        method: name, mapping with a "name" and options, or method object; None: the project's default.
+        moments: policy for optimizer moments, "8bit" or "exact".
+        exact: name patterns of tensors kept bit for bit (fnmatch on the dotted name or on any parent).
+        max_chain: deltas written in a row after each key checkpoint; 0: keys only.
+        keep_last, keep_every, keep_within: what stays (see `retention.Policy`).  A checkpoint that another
+            one builds on always stays, and stays listed.
+
+    Raises:
+        ConfigError: an argument is unknown, ill-typed or out of range.
+        NotAStoreError: the path is a file.
+
+    Example:
+        >>> store = CheckpointStore("checkpoints", method="exact", keep_last=2)
+        >>> info = store.save(100, {"model": {"weight": torch.ones(32, 32)}, "step": 100})
+        >>> info.kind, store.steps(), store.load()["model"]["weight"].sum().item()
+        ('key', [100], 1024.0)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        method: str | Mapping[str, Any] | Method | None = None,
+        moments: str = "8bit",
+        exact: str | Sequence[str] = (),
+        max_chain: int = 8,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_within: int | float | str | None = None,
+    ) -> None:
+        good = type(max_chain) is int and 0 <= max_chain < MAX_DEPTH
+        require(good, f"max_chain must be a whole number from 0 to {MAX_DEPTH - 1}, got {max_chain!r}.")
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise NotAStoreError(f"{str(self.path)!r} is a file; a store is a folder of checkpoints.")
+        self._settings = Settings.of(method, moments, exact)
+        self._max_chain = max_chain
+        self._catalogue = Catalogue(self.path)
+        self._reader = Reader(self.path, self._catalogue, self._settings.weights)
+        self._writer = Writer(self.path, self._catalogue, Policy.of(keep_last, keep_every, keep_within))
+        self._upkeep = Upkeep(self.path, self._catalogue, self._reader, self._writer, max_chain)
+        self._lock = WriterLock(self.path)
+        self._guard = threading.RLock()
+        self._base: Base | None = None
+        self._restored = False  # read since this object last took the lock
+        self._known = False  # read from or wrote to this folder
+        self._told: set[str] = set()
+        self.loaded: CheckpointInfo | None = None
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        config: Any = None,
+        gradients: Mapping[str, Tensor] | None = None,
+        model: Any = None,
+    ) -> CheckpointInfo:
+        """Saves a state; when this returns, it survives a power loss.
+
+        Args:
+            step: completed optimizer steps; saving a step again supersedes it.
+            state: a tree of tensors and plain objects (see `state.flatten`).
+            config: one point of the method's search space; None: its careful default.  A `Config` picks the
+                method "dynaquant".
+            gradients: EMA of the gradient by parameter name, for sensitivity.
+            model: a module, or name -> module, for layer types; None: by tensor name.
+
+        Raises:
+            UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
+            StoreNotEmptyError: the folder holds another run's checkpoints and this object read none of them.
+            StoreLockedError: another writer holds the store.
+            StorageError: the system refused; nothing is lost and nothing half-written is left.
+            BudgetError: ``keep_within`` cannot be kept.
+        """
+        started = time.perf_counter()
+        saving = self.begin(step, state, gradients=gradients, model=model, config=config)
+        info = saving.seal(saving.draft(config)).write()
+        return replace(info, seconds={**info.seconds, "held": time.perf_counter() - started})
+
+    def begin(
+        self,
+        step: int,
+        state: Any,
+        *,
+        gradients: Mapping[str, Tensor] | None = None,
+        model: Any = None,
+        config: Any = None,
+    ) -> Saving:
+        """Begins a save whose configuration is still to be found (see `saving.Saving`); arguments as `save`."""
+        require(type(step) is int and 0 <= step < 1 << 63, f"step must be a whole number >= 0, got {step!r}.")
+        tree = flatten(state)
+        method = method_for_config(config, self._settings.weights)
+        division = divide(tree, self._settings, method)
+        with self._guard:
+            self._take_lock()
+            base = self._usable_base(division)
+        self._tell(division)
+        weights = division.tensors.get("weights", {})
+        hints = hints_for(weights, division.roles, gradients, model)
+        return Saving(step, tree, division, hints, base, self._commit)
+
+    def _commit(self, sealed: Sealed) -> CheckpointInfo:
+        with self._guard:
+            self._take_lock()
+            self._lock.busy = True
+            try:
+                self.loaded, self._base = self._writer.commit(sealed)
+            finally:
+                self._lock.busy = False
+            return self.loaded
+
+    def _take_lock(self) -> None:
+        make_folder(self.path)
+        self._lock.acquire(take_over=self._restored)
+        self._restored = False
+        if self._known:
+            return
+        scan = self._catalogue.scan()
+        if scan.entries or scan.damaged:
+            self._lock.release()
+            raise StoreNotEmptyError(
+                f"{str(self.path)!r} holds {len(scan.entries) + len(scan.damaged)} checkpoints of another run; "
+                "load or restore from it to go on with that run, or save into another folder."
+            )
+        self._known = True
+
+    def _usable_base(self, division: Division) -> Base | None:
+        """The base for a delta; None where a key is due."""
+        base = self._base
+        if base is None or base.depth >= self._max_chain or not base.fits(division):
+            return None
+        if all(_unchanged(path, identity) for path, identity in base.files):
+            return base
+        try:
+            self._reader.read_digest(base.link.digest, Chain.verify)
+        except FALLBACK_ERRORS as error:
+            logger.warning("the base of the next checkpoint is damaged; writing a key checkpoint: %s", error)
+            self._base = base = None
+        return base
+
+    def _tell(self, division: Division) -> None:
+        """Logs, once a tensor, which large floating tensors of the model the method does not take."""
+        fresh = [name for name in division.refused if name not in self._told]
+        if fresh:
+            self._told.update(fresh)
+            logger.info("kept bit for bit, as the method does not take them: %s", ", ".join(fresh))
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def load(
+        self,
+        step: int | None = None,
+        *,
+        names: str | Iterable[str] | None = None,
+        device: str | torch.device | None = None,
+    ) -> Any:
+        """Loads a state.
+
+        Args:
+            step: an explicit step never falls back; None: the newest whole checkpoint, saying in the log what
+                was passed over and why.
+            names: only these tensors and what they lie in: dotted names from the root, of tensors or of
+                whole branches ("model"), or patterns; None: everything.
+            device: where the tensors go; None: the CPU.
+
+        Returns:
+            The state as it was saved; with ``names``, its smaller tree.
+
+        Raises:
+            EmptyStoreError: no checkpoint, or no whole one; NotAStoreError: a folder of something else.
+            CheckpointNotFoundError: the step is not there.
+            CorruptFileError, MissingBaseError: the explicit step is damaged.
+            StateMismatchError: ``names`` cover nothing.
+        """
+        if names is not None:
+            patterns = [names] if isinstance(names, str) else list(names)
+            info, state = self._reader.read(step, lambda chain: part_of_state(chain, patterns, device))
+            self._remember(info, None)
+            return state
+
+        def action(chain: Chain) -> tuple[Base, Any]:
+            held = chain.hold()
+            return chain.base(held), whole_state(chain.last, held, device)
+
+        info, (base, state) = self._reader.read(step, action)
+        self._remember(info, base)
+        return state
+
+    def load_into(self, tree: Any, step: int | None = None) -> CheckpointInfo:
+        """Loads into a tree that exists: tensor by tensor, without a second copy of the state.
+
+        Tensors and arrays are written in place, other values in dictionaries and lists replaced.  Before the
+        first write everything was read, verified and compared with the tree.
+
+        Args:
+            tree: of the same structure as the stored one.
+            step: as `load`.
+
+        Raises:
+            StateMismatchError: names, shapes or dtypes differ; the tree is untouched.
+            Others as `load`.
+        """
+        live = {leaf.name: leaf.tensor for leaf in flatten(tree).leaves}
+
+        def action(chain: Chain) -> tuple[Base, Any]:
+            require_fit(chain.last, live)
+            held = chain.hold()
+            return chain.base(held), (chain.last, held)
+
+        info, (base, (link, held)) = self._reader.read(step, action)
+        fill(tree, link, held)
+        self._remember(info, base)
+        return info
+
+    def _remember(self, info: CheckpointInfo, base: Base | None) -> None:
+        with self._guard:
+            self.loaded, self._base = info, base
+            self._known = self._restored = True
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def newest(self) -> CheckpointInfo | None:
+        """The newest whole checkpoint, every byte of its chain verified; None where there is no checkpoint.
+
+        What was passed over, and why, is in its ``skipped``.
+
+        Raises:
+            EmptyStoreError: there are checkpoints but none is whole.
+        """
+        scan = self._catalogue.scan()
+        if not scan.entries and not scan.damaged:
+            return None
+        return self._reader.read(None, Chain.verify)[0]
+
+    def steps(self) -> list[int]:
+        """Steps of all checkpoints, ascending."""
+        return list(self._catalogue.scan().current())
+
+    def info(self, step: int) -> CheckpointInfo:
+        """What is known about a step without decoding it; raises CheckpointNotFoundError."""
+        return self._reader.find(self._catalogue.scan(), step).info
+
+    def verify(self, deep: bool = False) -> list[Problem]:
+        """Looks for damage: every byte against its checksum, every base; deep: every tensor decoded too.
+
+        Returns:
+            One problem a damaged file; empty for a sound store.
+        """
+        return verify(self._catalogue.scan(), self._settings.weights, deep=deep)
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    def export(self, step: int, path: str | os.PathLike[str], to: str | None = None) -> None:
+        """Writes one checkpoint, decoded, as a file of another format.
+
+        Args:
+            step: which.
+            path: of the new file.
+            to: "pt" (loads with ``weights_only=True``), "safetensors", or an installed exporter's name; None:
+                by the suffix of ``path``.
+
+        Raises:
+            ConfigError: no such exporter.
+            Others as `load`.
+        """
+        exporter = resolve_exporter(to, path)
+
+        def action(chain: Chain) -> Any:
+            return whole_state(chain.last, chain.hold(), None)
+
+        exporter(self._reader.read(step, action)[1], Path(path))

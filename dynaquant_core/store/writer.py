@@ -1,0 +1,143 @@
+"""Everything that changes a store: the next file, and what may be removed after it.
+
+The order is the guarantee: the new file is committed first, and only then may older ones go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dynaquant_core.errors import BudgetError, CorruptFileError, MissingBaseError, StorageError
+from dynaquant_core.format import FileWriter
+from dynaquant_core.store.catalogue import Catalogue, Entry, Scan, read_entry
+from dynaquant_core.store.commit import atomic_file
+from dynaquant_core.store.disk import file_identity, guarded, require_space, sync_folder
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.meta import BaseLink, Meta
+from dynaquant_core.store.names import checkpoint_name, is_leftover
+from dynaquant_core.store.parts import Base, HeldPart
+from dynaquant_core.store.pins import read_pins
+from dynaquant_core.store.retention import Policy, current, retired, total
+from dynaquant_core.store.saving import Sealed
+
+__all__ = ["Writer"]
+
+logger = logging.getLogger(__name__)
+
+
+class Writer:
+    """Writes into one folder; its caller holds the store's lock.
+
+    Args:
+        folder: the store; it exists.
+        catalogue: of the same folder.
+        policy: what stays.
+    """
+
+    def __init__(self, folder: Path, catalogue: Catalogue, policy: Policy) -> None:
+        self._folder = folder
+        self._catalogue = catalogue
+        self._policy = policy
+
+    def commit(self, sealed: Sealed) -> tuple[CheckpointInfo, Base]:
+        """Writes ``sealed`` as the newest checkpoint, then retires what the policy lets go.
+
+        Returns:
+            Its info, and what the next delta may be written against.
+
+        Raises:
+            StorageError: the system refused; nothing is lost and nothing half-written is left.
+            BudgetError: the checkpoint and what must stay would exceed ``keep_within``; nothing was written.
+            MissingBaseError: the base was removed while the save was prepared.
+        """
+        scan = self._catalogue.scan()
+        self._require_base(scan, sealed)
+        self._require_budget(scan, sealed)
+        require_space(self._folder, sealed.estimate)
+        meta = Meta(sealed.step, scan.next_sequence(), 0, sealed.link, sealed.parts, sealed.report)
+        path = self._folder / checkpoint_name(meta.step, meta.sequence)
+        parts, seconds = _write(path, sealed, meta)
+        entry = read_entry(path)
+        self.tidy()
+        return replace(entry.info, seconds=seconds), _next_base(entry, sealed.base, parts)
+
+    def tidy(self) -> None:
+        """Removes what retention lets go and what dead saves left behind.
+
+        A failure is logged, not raised: whatever should have gone stays until the next save.
+        """
+        try:
+            scan, pins = self._catalogue.scan(), read_pins(self._folder)
+            self.remove(entry.path for entry in retired(scan.entries, self._policy, pins))
+            self.remove(path for path in self._folder.iterdir() if is_leftover(path.name))
+        except (StorageError, CorruptFileError, OSError) as error:
+            logger.warning("the checkpoint is saved, but older files could not be removed: %s", error)
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """Removes files of this store, in this order, durably.
+
+        Raises:
+            StorageError: the system refused; the files after that one are still there.
+        """
+        removed = False
+        for path in paths:
+            with guarded("remove", path):
+                os.unlink(path)
+            removed = True
+            logger.debug("removed %s", path.name)
+        if removed:
+            with guarded("make removals durable in", self._folder):
+                sync_folder(self._folder)
+
+    def _require_base(self, scan: Scan, sealed: Sealed) -> None:
+        link = sealed.link
+        if link is not None and scan.by_digest(link.digest) is None:
+            raise MissingBaseError(
+                f"The checkpoint of step {link.step}, which the save of step {sealed.step} builds on, has gone from "
+                f"{str(self._folder)!r}; save again to write a key checkpoint."
+            )
+
+    def _require_budget(self, scan: Scan, sealed: Sealed) -> None:
+        """What must stay after this save: itself, what it builds on, and the pinned steps."""
+        budget = self._policy.keep_within
+        if budget is None:
+            return
+        newest = current(scan.entries)
+        pinned = [newest[step] for step in read_pins(self._folder) if step in newest]
+        base = scan.by_digest(sealed.link.digest) if sealed.link else None
+        must_stay = total([*pinned, *([base] if base else [])], scan.entries) + sealed.estimate
+        if must_stay > budget:
+            raise BudgetError(
+                f"Saving step {sealed.step} would need about {must_stay:,} bytes with the checkpoints that must "
+                f"stay, but keep_within allows {budget:,}; raise it, unpin steps or lower max_chain."
+            )
+
+
+def _write(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPart], dict[str, float]]:
+    """Writes and commits one file; returns what a reader holds, and where the time went."""
+    started = time.perf_counter()
+    with atomic_file(path) as file:
+        writer = FileWriter(file)
+        parts = sealed.encode(writer)
+        encoded = time.perf_counter()
+        seconds = {**sealed.report["seconds"], "encode": encoded - started}
+        meta = replace(meta, report={**meta.report, "seconds": seconds})
+        writer.finish(meta.as_dict(), sealed.skeleton, sealed.entries)
+    return parts, {**seconds, "commit": time.perf_counter() - encoded}
+
+
+def _next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Base:
+    here: tuple[Any, ...] = ((entry.path, file_identity(entry.path)),)
+    return Base(
+        link=BaseLink(entry.step, entry.meta.sequence, entry.digest),
+        depth=base.depth + 1 if base else 0,
+        parts=parts,
+        key_bytes=base.key_bytes if base else entry.weights_bytes,
+        files=(*base.files, *here) if base else here,
+    )

@@ -1,0 +1,178 @@
+"""Which draft to store: the smallest that keeps the threshold, or a careful fixed one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dynaquant_core.errors import EvaluationError
+from dynaquant_core.methods.base import Draft, Space
+from dynaquant_core.search.manager import Decision, Manager
+from dynaquant_core.search.memory import SearchState
+from dynaquant_core.search.quality import Mode, Quality
+from dynaquant_core.training.evaluation import Evaluation
+from dynaquant_core.training.trial import Trial
+
+__all__ = ["Choice", "Chooser", "Drafting", "Promise"]
+
+logger = logging.getLogger(__name__)
+
+
+class Drafting(Protocol):
+    """A save in the making, as the store hands it out."""
+
+    @property
+    def space(self) -> Space:
+        """What may be tried."""
+        ...
+
+    @property
+    def live(self) -> Mapping[str, Tensor]:
+        """The model's own tensors that a draft replaces."""
+        ...
+
+    def draft(self, config: Any) -> Draft:
+        """A candidate of the live tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a checkpoint may lose.
+
+    Args:
+        evaluation: measures the live model.
+        threshold: allowed relative degradation, a share (0.01 = 1%).
+        mode: whether the metric is to be minimised ("min") or maximised ("max").
+    """
+
+    evaluation: Evaluation
+    threshold: float
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to store.
+
+    Args:
+        draft: the chosen one.
+        report: quality, degradation, met, evaluations, exhaustive and the state of the search, for the file.
+        search_seconds: time spent on the reference and on candidates, the chosen draft's making left out.
+        draft_seconds: time spent making the chosen draft.
+        error: why there was no search although one was asked for; ``draft`` is then exact.
+    """
+
+    draft: Draft
+    report: dict[str, Any] = field(default_factory=dict)
+    search_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    error: EvaluationError | None = None
+
+
+class Chooser:
+    """Chooses one draft a save, remembering what it learnt.
+
+    Args:
+        promise: what to keep; None: the method's careful default is taken, which is said once in the log.
+        manager: of the search.
+
+    Attributes:
+        state: of the search; put a restored one here.
+    """
+
+    def __init__(self, promise: Promise | None, manager: Manager) -> None:
+        self.state = SearchState()
+        self._promise = promise
+        self._manager = manager
+        self._said = False
+
+    def choose(self, saving: Drafting) -> Choice:
+        """Drafts and, where there is a promise, measures; the live tensors end as they were.
+
+        An evaluate that fails, and a reference that is not finite, give the exact draft and the error.
+        """
+        if self._promise is None:
+            return self._default(saving)
+        started = time.perf_counter()
+        drafts = _Timed(saving.draft)
+        try:
+            reference, decision = self._search(saving, drafts, self._promise)
+        except EvaluationError as error:
+            return self._exact(saving, error, time.perf_counter() - started)
+        self.state = decision.state
+        if decision.beyond:
+            logger.warning("nothing in the search space keeps the threshold: storing %s", decision.config)
+        making = drafts.seconds(decision.draft)
+        return Choice(
+            decision.draft,
+            _report(reference, decision),
+            search_seconds=time.perf_counter() - started - making,
+            draft_seconds=making,
+        )
+
+    def _search(
+        self, saving: Drafting, drafts: Callable[[Any], Draft], promise: Promise
+    ) -> tuple[Quality, Decision]:
+        with Trial(saving.live, promise.evaluation) as trial:
+            reference = trial.reference()
+            decision = self._manager.choose(
+                saving.space,
+                drafts,
+                lambda draft: trial.measure(draft.decoded),
+                reference,
+                promise.threshold,
+                promise.mode,
+                self.state,
+            )
+        return reference, decision
+
+    def _default(self, saving: Drafting) -> Choice:
+        config = saving.space.default
+        if not self._said:
+            self._said = True
+            logger.warning("no evaluate: every checkpoint is stored with the fixed configuration %s", config)
+        started = time.perf_counter()
+        draft = saving.draft(config)
+        return Choice(draft, draft_seconds=time.perf_counter() - started)
+
+    def _exact(self, saving: Drafting, error: EvaluationError, searched: float) -> Choice:
+        started = time.perf_counter()
+        draft = saving.draft(saving.space.beyond[-1])
+        return Choice(
+            draft, search_seconds=searched, draft_seconds=time.perf_counter() - started, error=error
+        )
+
+
+class _Timed:
+    """Makes drafts and remembers how long each of the living ones took."""
+
+    def __init__(self, make: Callable[[Any], Draft]) -> None:
+        self._make = make
+        self._seconds: dict[int, float] = {}
+
+    def __call__(self, config: Any) -> Draft:
+        started = time.perf_counter()
+        draft = self._make(config)
+        self._seconds[id(draft)] = time.perf_counter() - started
+        return draft
+
+    def seconds(self, draft: Draft) -> float:
+        return self._seconds.get(id(draft), 0.0)
+
+
+def _report(reference: Quality, decision: Decision) -> dict[str, Any]:
+    return {
+        "quality": {"reference": reference.mean, "search": decision.quality.mean},
+        "degradation": decision.degradation.mean,
+        "degradation_se": decision.degradation.se,
+        "met": decision.met,
+        "evaluations": decision.evaluations,
+        "exhaustive": decision.exhaustive,
+        "search_state": decision.state.as_dict(),
+    }

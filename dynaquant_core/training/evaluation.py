@@ -1,0 +1,80 @@
+"""Calling the user's evaluate without letting it change anything."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynaquant_core.errors import ConfigError, EvaluationError
+from dynaquant_core.search.quality import Quality
+from dynaquant_core.training.guard import untouched
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """Runs ``evaluate`` in evaluation mode, without gradients, and puts back whatever it changes.
+
+    Every call begins from the same random streams, so an evaluation that draws numbers draws the same ones
+    for every candidate.
+
+    Args:
+        evaluate: takes nothing, or the model as given to the Checkpointer; returns a number, or one a batch.
+        model: the model, or a mapping of several.
+
+    Raises:
+        ConfigError: ``evaluate`` cannot be called, or wants more than one argument.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(3)
+        >>> Evaluation(lambda model: float(model.training), norm)()
+        Quality(values=(0.0,))
+        >>> norm.training
+        True
+    """
+
+    def __init__(self, evaluate: Callable[..., Any], model: nn.Module | Mapping[str, nn.Module]) -> None:
+        self._evaluate = evaluate
+        self._arguments = (model,) if _wants_model(evaluate) else ()
+        self._models = [model] if isinstance(model, nn.Module) else list(model.values())
+
+    def __call__(self) -> Quality:
+        """The quality of the models as they are; it may be not finite.
+
+        Raises:
+            EvaluationError: evaluate raised (chained), or returned something else than numbers.
+        """
+        with untouched(self._models), torch.no_grad():
+            for model in self._models:
+                model.eval()
+            torch.clear_autocast_cache()  # inside autocast, cached casts would be of other weights
+            try:
+                result = self._evaluate(*self._arguments)
+            except Exception as error:
+                raise EvaluationError(
+                    f"evaluate raised {type(error).__name__}: {error}; nothing of the model was changed."
+                ) from error
+            finally:
+                torch.clear_autocast_cache()
+            return Quality.of(result)
+
+
+def _wants_model(evaluate: Callable[..., Any]) -> bool:
+    """Whether evaluate has a parameter that must be given."""
+    if not callable(evaluate):
+        raise ConfigError(f"evaluate must be a function, got {type(evaluate).__name__}.")
+    try:
+        signature = inspect.signature(evaluate)
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return False
+    for arguments in ((), (None,)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 1
+    raise ConfigError(f"evaluate{signature} must take nothing, or the model as its only argument.")

@@ -1,0 +1,93 @@
+"""What is being trained: the objects whose state a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from dynaquant_core.errors import ConfigError
+
+__all__ = ["Stateful", "Subject", "named"]
+
+Item = TypeVar("Item")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that gives its state as a tree and takes it back."""
+
+    def state_dict(self) -> Any:
+        """The state: a tree of objects that a checkpoint can hold."""
+        ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Takes what `state_dict` gave."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The objects of one training run; model, optimizer and scheduler may be mappings of several.
+
+    Args:
+        model: a module, or name -> module.
+        optimizer: None, an optimizer, or name -> optimizer.
+        scheduler: None, an object with ``state_dict`` and ``load_state_dict``, or name -> object.
+        scaler: None, or a gradient scaler.
+        extra: name -> object with ``state_dict`` and ``load_state_dict``.
+
+    Raises:
+        ConfigError: something is not what it should be; says which.
+
+    Example:
+        >>> Subject(nn.Linear(2, 2), extra={"data": 3})
+        Traceback (most recent call last):
+        ...
+        dynaquant_core.errors.ConfigError: extra['data'] is int: it needs state_dict and load_state_dict.
+    """
+
+    model: nn.Module | Mapping[str, nn.Module]
+    optimizer: Optimizer | Mapping[str, Optimizer] | None = None
+    scheduler: Stateful | Mapping[str, Stateful] | None = None
+    scaler: Stateful | None = None
+    extra: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(self.models, nn.Module, "model", "it must be a torch.nn.Module")
+        _require(self.optimizers, Optimizer, "optimizer", "it must be a torch.optim.Optimizer")
+        needed = "it needs state_dict and load_state_dict"
+        _require(named(self.scheduler), Stateful, "scheduler", needed)
+        _require(named(self.scaler), Stateful, "scaler", needed)
+        _require(dict(self.extra), Stateful, "extra", needed)
+        if not self.models:
+            raise ConfigError("model is an empty mapping: give at least one module.")
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """Name -> module; a single one is named ""."""
+        return named(self.model)
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """Name -> optimizer; a single one is named ""."""
+        return named(self.optimizer)
+
+
+def named(one_or_many: Item | Mapping[str, Item] | None) -> dict[str, Item]:
+    """A mapping as it is, one object under the name "", None as no object."""
+    if one_or_many is None:
+        return {}
+    return dict(one_or_many) if isinstance(one_or_many, Mapping) else {"": one_or_many}
+
+
+def _require(objects: Mapping[str, Any], kind: type, argument: str, needed: str) -> None:
+    for name, value in objects.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{argument}: the name {name!r} must be text.")
+        if not isinstance(value, kind):
+            where = f"{argument}[{name!r}]" if name else argument
+            raise ConfigError(f"{where} is {type(value).__name__}: {needed}.")

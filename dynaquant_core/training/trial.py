@@ -1,0 +1,75 @@
+"""Measuring what a reader would get: candidates are put into the live model and taken out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from dynaquant_core.search.quality import Quality
+from dynaquant_core.training.evaluation import Evaluation
+
+__all__ = ["Trial"]
+
+
+class Trial:
+    """Evaluates candidates in the live tensors; every measurement leaves them as they were, bit for bit.
+
+    There is one copy of the tensors while the context is open, on the CPU for those of a device, whose memory
+    may be full.
+
+    Args:
+        live: the tensors to write candidates into, by name: those of the model itself.
+        evaluation: measures the model as it is.
+
+    Example:
+        >>> layer = torch.nn.Linear(1, 1, bias=False)
+        >>> live = {"weight": layer.weight.detach()}
+        >>> before = float(layer.weight)
+        >>> with Trial(live, Evaluation(lambda: float(layer.weight), layer)) as trial:
+        ...     trial.measure([("weight", torch.tensor([[2.0]]))])
+        Quality(values=(2.0,))
+        >>> float(layer.weight) == before
+        True
+    """
+
+    def __init__(self, live: Mapping[str, Tensor], evaluation: Evaluation) -> None:
+        self._live = live
+        self._evaluation = evaluation
+        self._originals: dict[str, Tensor] = {}
+
+    def __enter__(self) -> Trial:
+        with torch.no_grad():
+            self._originals = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._live.items()}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._originals = {}
+
+    def reference(self) -> Quality:
+        """The quality of the tensors as they are; raises EvaluationError as `Evaluation` does."""
+        return self.measure(())
+
+    def measure(self, decoded: Iterable[tuple[str, Tensor]]) -> Quality:
+        """The quality with ``decoded`` in place of the live tensors.
+
+        Args:
+            decoded: (name, tensor) of `live`'s shapes and dtypes, taken one at a time.
+
+        Raises:
+            EvaluationError: evaluate raised, or returned something else than numbers.
+        """
+        try:
+            self._put(decoded)
+            return self._evaluation()
+        finally:  # also where evaluate, or a draft half way, fails
+            self._put(self._originals.items())
+
+    def _put(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors:
+                self._live[name].copy_(tensor)

@@ -1,0 +1,27 @@
+"""One store for the commands that only look; a fresh copy for those that write."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.words import Shell, filled_store
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.fixture(scope="session")
+def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three checkpoints; tests must not change it."""
+    return filled_store(tmp_path_factory.mktemp("cli") / "store")
+
+
+@pytest.fixture
+def store(looked_at: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(looked_at, tmp_path / "store"))

@@ -1,0 +1,179 @@
+"""export, import, compact, compress and decompress: out of native files and back into them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dynaquant_core.store import CheckpointStore
+from tests.cli.words import Shell, checkpoint_files, training_state
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Path:
+    path = tmp_path / "native.pt"
+    torch.save(training_state(), path)
+    return path
+
+
+def test_import_starts_a_store_at_the_files_own_step(shell: Shell, native: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    told = shell("import", native, folder, "--json")
+    assert told.status == 0
+    assert told.json()["step"] == 7
+    state = CheckpointStore(folder).load()
+    assert state["note"] == "first"
+    original = training_state()
+    assert torch.equal(state["model"]["1.weight"], original["model"]["1.weight"])
+    assert state["optimizer"]["param_groups"] == original["optimizer"]["param_groups"]
+
+
+def test_import_into_a_store_that_is_not_empty_is_refused(shell: Shell, native: Path, store: Path) -> None:
+    outcome = shell("import", native, store)
+    assert outcome.status == 1
+    assert outcome.error()
+    assert CheckpointStore(store).steps() == [10, 20, 30]
+
+
+def test_import_reads_safetensors(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    tensors = training_state()["model"]
+    save_file(tensors, path)
+    assert shell("import", path, tmp_path / "store", "--step", 3, "--exact", "*").status == 0
+    state = CheckpointStore(tmp_path / "store").load(3)
+    assert {name: torch.equal(state[name], tensors[name]) for name in tensors} == dict.fromkeys(tensors, True)
+
+
+class Unwelcome:
+    """Something that only a pickle could bring back."""
+
+
+@pytest.mark.parametrize("content", ["object", "plain pickle", "noise", "empty", "half"])
+def test_import_refuses_what_could_run_code_or_is_damaged(shell: Shell, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "bad.pt"
+    if content == "object":
+        torch.save({"x": Unwelcome()}, path)
+    elif content == "half":
+        torch.save(training_state(), path)
+        path.write_bytes(path.read_bytes()[:2000])
+    else:
+        path.write_bytes(
+            {"plain pickle": pickle.dumps(Unwelcome()), "noise": b"\x00" * 99, "empty": b""}[content]
+        )
+    outcome = shell("import", path, tmp_path / "store")
+    assert outcome.status == 1
+    assert "bad.pt" in outcome.error()
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_export_writes_what_others_read(shell: Shell, looked_at: Path, tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"out.{ending}"
+    assert shell("export", looked_at, "--step", 20, "-o", out).status == 0
+    state = CheckpointStore(looked_at).load(20)
+    if ending == "pt":
+        written = torch.load(out, weights_only=True)["model"]["0.weight"]
+    else:
+        written = load_file(out)["model.0.weight"]
+    assert torch.equal(written, state["model"]["0.weight"])
+
+
+def test_export_names_the_targets_it_knows(shell: Shell, looked_at: Path, tmp_path: Path) -> None:
+    outcome = shell("export", looked_at, "--to", "safetensor", "-o", tmp_path / "x")
+    assert outcome.status == 1
+    assert "safetensors" in outcome.error()
+
+
+def test_export_takes_a_single_delta_file(shell: Shell, looked_at: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.pt"
+    assert shell("export", checkpoint_files(looked_at)[2], "-o", out).status == 0
+    state = CheckpointStore(looked_at).load(30)
+    assert torch.equal(torch.load(out, weights_only=True)["model"]["0.weight"], state["model"]["0.weight"])
+
+
+def test_export_says_so_when_it_cannot_write(shell: Shell, looked_at: Path, tmp_path: Path) -> None:
+    outcome = shell("export", looked_at, "-o", tmp_path / "no" / "such" / "folder" / "out.pt")
+    assert outcome.status == 1
+    assert outcome.error()
+
+
+def test_compact_keeps_every_bit_and_frees_chains(shell: Shell, store: Path) -> None:
+    before = {step: CheckpointStore(store).load(step)["model"]["0.weight"] for step in (10, 20, 30)}
+    told = shell("compact", store, "--json")
+    assert told.status == 0
+    assert told.json()["checkpoints"] == 3
+    opened = CheckpointStore(store)
+    assert {opened.info(step).kind for step in opened.steps()} == {"key"}
+    for step, weight in before.items():
+        assert torch.equal(opened.load(step)["model"]["0.weight"], weight)
+
+
+def test_compress_and_decompress(shell: Shell, native: Path, tmp_path: Path) -> None:
+    packed, out = tmp_path / "model.dq", tmp_path / "again.pt"
+    told = shell("compress", native, "-o", packed, "--bins", 32, "--json")
+    assert told.status == 0
+    assert told.json()["stored_bytes"] == packed.stat().st_size
+    assert packed.stat().st_size < native.stat().st_size
+    assert shell("decompress", packed, "-o", out).status == 0
+    again, original = torch.load(out, weights_only=True), training_state()
+    weight, found = original["model"]["0.weight"], again["model"]["0.weight"]
+    assert (weight - found).norm() / weight.norm() < 0.25
+    assert again["step"] == 7
+
+
+def test_compress_exact_is_bit_for_bit(shell: Shell, native: Path, tmp_path: Path) -> None:
+    packed, out = tmp_path / "model.dq", tmp_path / "again.pt"
+    words = ("--exact", "*", "--moments", "exact")
+    assert shell("compress", native, "-o", packed, *words).status == 0
+    assert shell("decompress", packed, "-o", out).status == 0
+    again, original = torch.load(out, weights_only=True), training_state()
+    assert torch.equal(again["model"]["0.weight"], original["model"]["0.weight"])
+    moments = (state["optimizer"]["state"][0]["exp_avg"] for state in (again, original))
+    assert torch.equal(*moments)
+
+
+def test_dry_run_tells_the_sizes_and_writes_nothing(shell: Shell, native: Path, tmp_path: Path) -> None:
+    told = shell("compress", native, "--dry-run", "--bins", 16, "--json").json()
+    assert {"weight", "moment"} <= set(told["parts"])
+    assert [path.name for path in tmp_path.iterdir()] == [native.name]
+    shell("compress", native, "-o", tmp_path / "real.dq", "--bins", 16)
+    assert told["stored_bytes"] == pytest.approx((tmp_path / "real.dq").stat().st_size, rel=0.02)
+    table = shell("compress", native, "--dry-run").out
+    assert "what would be saved" in table
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--bins", "1"),
+        ("--bins", "many"),
+        ("--prune", "1.5"),
+        ("--moments", "7bit"),
+        ("--method", "dynaquantt"),
+    ],
+)
+def test_bad_settings_are_one_line(
+    shell: Shell, native: Path, tmp_path: Path, words: tuple[str, str]
+) -> None:
+    outcome = shell("compress", native, "-o", tmp_path / "x.dq", *words)
+    assert outcome.status == 1
+    assert outcome.error()
+    assert not (tmp_path / "x.dq").exists()
+
+
+def test_method_options_reach_the_file(shell: Shell, native: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "paper.dq"
+    assert shell("compress", native, "-o", packed, "--method", "coder=paper").status == 0
+    assert shell("show", packed, "--json").json()["options"]["coder"] == "paper"
+
+
+def test_a_packed_file_can_be_looked_at(shell: Shell, native: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "model.dq"
+    shell("compress", native, "-o", packed)
+    for words in (("log", packed), ("show", packed, "--tensors"), ("verify", packed, "--deep")):
+        assert shell(*words).status == 0
+    assert shell("export", packed, "-o", tmp_path / "out.safetensors").status == 0

@@ -1,0 +1,123 @@
+"""Exit status and the one line: what every command has in common."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynaquant_core.cli.app import app
+from tests.cli.words import Shell
+
+
+def test_version(shell: Shell) -> None:
+    outcome = shell("--version")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("dynaquant ")
+
+
+def test_no_command_is_bad_usage_and_shows_help(shell: Shell) -> None:
+    outcome = shell()
+    assert outcome.status == 2
+    assert "compress" in outcome.out
+
+
+@pytest.mark.parametrize("command", [registered.name for registered in app.registered_commands])
+def test_every_command_explains_itself(shell: Shell, command: str) -> None:
+    outcome = shell(command, "--help")
+    assert outcome.status == 0
+    assert "Usage: dynaquant" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("log",),
+        ("log", "a", "--nonsense"),
+        ("show", "a", "--step", "many"),
+        ("diff", "a", "1"),
+        ("compress", "in.pt"),
+        ("export", "a"),
+    ],
+)
+def test_bad_usage_is_status_2_and_one_line(shell: Shell, words: tuple[str, ...]) -> None:
+    outcome = shell(*words)
+    assert outcome.status == 2
+    assert "--help" in outcome.error()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("log", "missing"),
+        ("show", "missing"),
+        ("diff", "missing", "1", "2"),
+        ("verify", "missing"),
+        ("export", "missing", "-o", "out.pt"),
+        ("compact", "missing"),
+        ("import", "missing.pt", "store"),
+        ("compress", "missing.pt", "-o", "out.dq"),
+        ("decompress", "missing.dq", "-o", "out.pt"),
+        ("run", "missing.yaml"),
+        ("bench", "--sizes", "many"),
+    ],
+)
+def test_a_missing_path_is_status_1_one_line_and_leaves_nothing_behind(
+    shell: Shell, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = shell(*words)
+    assert (outcome.status, outcome.out) == (1, "")
+    assert outcome.error()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_debug_shows_the_traceback_wherever_it_stands(shell: Shell, place: int) -> None:
+    words = ["log", "missing"]
+    words.insert(place, "--debug")
+    outcome = shell(*words)
+    assert outcome.status == 1
+    assert "Traceback" in outcome.err
+    assert outcome.err.splitlines()[-1].startswith("dynaquant: error: ")
+
+
+def test_a_bug_is_one_line_too(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise KeyError("nobody\ncaught this")
+
+    monkeypatch.setattr("dynaquant_core.cli.look.open_source", broken)
+    outcome = shell("log", "anything")
+    assert outcome.status == 1
+    assert "KeyError" in outcome.error()
+
+
+def test_messages_go_to_stderr_only(
+    shell: Shell, looked_at: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell("log", looked_at, "--json").status == 0
+    logging.getLogger("dynaquant_core.store").warning("look here")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "warning: look here\n")
+
+
+def test_as_a_process(looked_at: Path) -> None:
+    """The installed entry point: a real exit status, JSON alone on stdout."""
+    code = "import sys; from dynaquant_core.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "log", str(looked_at), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert len(json.loads(done.stdout)["checkpoints"]) == 3
+
+
+def test_a_reader_that_has_seen_enough_is_no_problem(looked_at: Path) -> None:
+    code = "import sys; from dynaquant_core.cli import main; sys.exit(main())"
+    show = f"{sys.executable} -c '{code}' show {looked_at} --tensors --json"
+    command = f"{show} | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,156 @@
+"""log, show, diff and verify on real stores, whole and damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynaquant_core.cli.diff import movement
+from dynaquant_core.cli.output import plain, share, size, times
+from dynaquant_core.store import CheckpointStore
+from tests.cli.words import Shell, checkpoint_files
+
+
+def flip(path: Path) -> None:
+    """Damages one byte in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_log_has_one_line_a_checkpoint_and_their_sum(shell: Shell, looked_at: Path) -> None:
+    outcome = shell("log", looked_at)
+    assert outcome.status == 0
+    assert [step for step in (10, 20, 30) if f" {step} " in outcome.out] == [10, 20, 30]
+    assert "3 checkpoints" in outcome.out
+
+
+def test_log_json_agrees_with_the_files(shell: Shell, looked_at: Path) -> None:
+    told = shell("log", looked_at, "--json").json()["checkpoints"]
+    assert [entry["step"] for entry in told] == [10, 20, 30]
+    assert [entry["stored_bytes"] for entry in told] == [
+        path.stat().st_size for path in checkpoint_files(looked_at)
+    ]
+    for entry in told:
+        assert sum(part["stored_bytes"] for part in entry["parts"].values()) == entry["stored_bytes"]
+        assert entry["ratio"] == pytest.approx(entry["raw_bytes"] / entry["stored_bytes"])
+
+
+def test_log_says_what_was_passed_over(shell: Shell, store: Path) -> None:
+    flip(checkpoint_files(store)[-1])
+    checkpoint_files(store)[-1].write_bytes(b"")
+    outcome = shell("log", store)
+    assert outcome.status == 0
+    assert checkpoint_files(store)[-1].name in outcome.err
+
+
+def test_show_takes_the_newest_or_the_named_step(shell: Shell, looked_at: Path) -> None:
+    assert shell("show", looked_at, "--json").json()["step"] == 30
+    assert shell("show", looked_at, "--step", 10, "--json").json()["kind"] == "key"
+    outcome = shell("show", looked_at, "--step", 11)
+    assert outcome.status == 1
+    assert "11" in outcome.error()
+
+
+def test_show_tensors_accounts_for_every_byte_of_tensors(shell: Shell, looked_at: Path) -> None:
+    told = shell("show", looked_at, "--tensors", "--json").json()
+    assert sum(entry["raw_bytes"] for entry in told["tensors"]) == told["raw_bytes"]
+    names = {entry["name"]: entry for entry in told["tensors"]}
+    assert names["model.0.weight"]["role"] == "weight"
+    assert names["model.0.weight"]["shape"] == [64, 48]
+    assert all(entry["codecs"] for entry in told["tensors"] if entry["stored_bytes"])
+    assert "model.0.weight" in shell("show", looked_at, "--tensors").out
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_single_file_of_a_store_can_be_shown(shell: Shell, looked_at: Path, index: int) -> None:
+    path = checkpoint_files(looked_at)[index]
+    assert shell("show", path, "--json").json()["step"] == (10, 20, 30)[index]
+    assert len(shell("log", path, "--json").json()["checkpoints"]) == 1
+    assert shell("verify", path).status == 0
+
+
+def test_diff_tells_what_moved(shell: Shell, looked_at: Path) -> None:
+    told = shell("diff", looked_at, 10, 30, "--json").json()
+    assert (told["from"], told["to"]) == (10, 30)
+    by_name = {entry["name"]: entry for entry in told["tensors"]}
+    before, after = (CheckpointStore(looked_at).load(step)["model"]["0.weight"] for step in (10, 30))
+    expected = ((after.double() - before.double()).norm() / before.double().norm()).item()
+    assert by_name["model.0.weight"]["relative"] == pytest.approx(expected)
+    assert "model.0.weight" in shell("diff", looked_at, 10, 30).out
+
+
+def test_diff_of_a_step_with_itself_moves_nothing(shell: Shell, looked_at: Path) -> None:
+    told = shell("diff", looked_at, 20, 20, "--json").json()["tensors"]
+    assert {entry["change"] for entry in told} == {"same"}
+
+
+def test_diff_top_sorts_by_movement(shell: Shell, looked_at: Path) -> None:
+    told = shell("diff", looked_at, 10, 30, "--top", 3, "--json").json()["tensors"]
+    moved = [entry["relative"] or 0.0 for entry in told]
+    assert len(moved) == 3
+    assert moved == sorted(moved, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        (None, torch.ones(2), "added"),
+        (torch.ones(2), None, "removed"),
+        (torch.ones(2), torch.ones(3), "reshaped"),
+        (torch.ones(2), torch.ones(2).half(), "reshaped"),
+        (torch.ones(2), torch.ones(2), "same"),
+        (torch.zeros(0), torch.zeros(0), "same"),
+        (torch.tensor(3), torch.tensor(4), "moved"),
+        (torch.tensor([True]), torch.tensor([False]), "moved"),
+        (torch.zeros(2), torch.ones(2), "moved"),
+    ],
+)
+def test_movement_names_the_change(
+    before: torch.Tensor | None, after: torch.Tensor | None, change: str
+) -> None:
+    assert movement("x", before, after).change == change
+
+
+def test_verify_is_0_on_a_good_store_and_1_on_a_damaged_one(shell: Shell, store: Path) -> None:
+    assert shell("verify", store, "--deep").status == 0
+    flip(checkpoint_files(store)[1])
+    outcome = shell("verify", store)
+    assert outcome.status == 1
+    assert "step-000000020" in outcome.out
+    told = shell("verify", store, "--json")
+    assert told.status == 1
+    assert not told.json()["good"]
+    assert told.json()["problems"]
+
+
+@pytest.mark.parametrize("kind", ["file", "empty", "foreign"])
+def test_what_is_not_a_store_is_an_error(shell: Shell, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "file":
+        path.write_text("hello")
+    else:
+        path.mkdir()
+    if kind == "foreign":
+        (path / "notes.txt").write_text("hello")
+    for command in ("log", "show", "verify"):
+        outcome = shell(command, path)
+        assert outcome.status == 1, command
+        assert kind in outcome.error()
+
+
+def test_a_damaged_single_file_is_an_error(shell: Shell, looked_at: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.dq"
+    path.write_bytes(checkpoint_files(looked_at)[0].read_bytes()[:-100])
+    outcome = shell("show", path)
+    assert outcome.status == 1
+    assert "cut.dq" in outcome.error()
+
+
+def test_numbers_for_readers() -> None:
+    assert size(10**15) == "1 PB"
+    assert share(float("nan")) == "-"
+    assert times(10, 4) == "2.5x"
+    assert plain({"x": float("inf"), "p": Path("a")}) == {"x": None, "p": "a"}

@@ -1,0 +1,66 @@
+"""run and bench: the commands that work for minutes, on something that takes seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.words import Shell
+
+TINY = """
+name: tiny
+model: {name: char_gpt, layers: 1, width: 32, heads: 2}
+data: {name: text, source: stdlib, max_bytes: 200_000, batch: 8, context: 32, search_tokens: 2048, heldout_tokens: 2048}
+optimizer: {name: adamw, lr: 0.002}
+steps: 20
+checkpoint_every: 5
+threshold: 0.01
+failures: 1
+evaluate: {metric: loss, batch: 16}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def test_run_prints_a_table_and_where_the_results_are(shell: Shell, config: Path) -> None:
+    outcome = shell("run", config, "threshold=0.05", f"output={config.parent / 'out'}")
+    assert outcome.status == 0, outcome.err
+    written = json.loads((config.parent / "out" / "results.json").read_text())
+    assert written["config"]["threshold"] == 0.05
+    assert len(written["runs"][0]["checkpoints"]) >= 4
+    assert "results.json" in outcome.out
+    assert "ratio" in outcome.out
+    assert "tiny" in outcome.out
+    again = shell("run", config, "threshold=0.05", f"output={config.parent / 'out'}", "--json")
+    assert again.json() == written, "a finished run is told again, not trained again"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("thresholdd=0.1", "threshold"),
+        ("steps=many", "steps"),
+        ("data.source=nowhere.txt", "nowhere.txt"),
+        ("x", "x"),
+    ],
+)
+def test_a_bad_key_or_value_is_one_line(shell: Shell, config: Path, override: str, told: str) -> None:
+    outcome = shell("run", config, override)
+    assert outcome.status == 1
+    assert told in outcome.error()
+    assert not (config.parent / "runs").exists()
+
+
+def test_bench_measures_small_sizes_too(shell: Shell) -> None:
+    told = shell("bench", "--sizes", "300k", "--threads", "1", "--json")
+    assert told.status == 0, told.err
+    assert {row["parameters"] for row in told.json()["rows"]} >= {300_000}
+    assert all(row["seconds"] > 0 for row in told.json()["rows"])

@@ -1,0 +1,64 @@
+"""A tiny experiment on text that is made here: a run of it takes seconds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+DATA = Path(os.environ.get("DYNAQUANT_DATA", "../shared/data")).absolute()
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, with a data root that holds ``verse.txt``."""
+    root = tmp_path / "data"
+    root.mkdir()
+    words = ["the ", "cat ", "sat ", "on ", "a ", "mat.\n", "it ", "slept, ", "then ", "ran "]
+    chosen = np.random.default_rng(0).integers(0, len(words), 8000)
+    (root / "verse.txt").write_text("".join(words[i] for i in chosen), encoding="utf-8")
+    monkeypatch.setenv("DYNAQUANT_DATA", str(root))
+    (tmp_path / "place").mkdir()
+    monkeypatch.chdir(tmp_path / "place")
+    return tmp_path / "place"
+
+
+@pytest.fixture
+def tiny() -> dict[str, Any]:
+    """Settings of a run of a few seconds: 40 steps, a checkpoint every 10."""
+    return {
+        "name": "tiny",
+        "model": {"name": "char_gpt", "layers": 1, "width": 32, "heads": 2},
+        "data": {
+            "name": "text",
+            "source": "verse.txt",
+            "batch": 4,
+            "context": 16,
+            "search_tokens": 1024,
+            "heldout_tokens": 1024,
+        },
+        "optimizer": {"name": "adamw", "lr": 0.003},
+        "steps": 40,
+        "checkpoint_every": 10,
+        "evaluate": {"metric": "loss", "batch": 16},
+    }
+
+
+@pytest.fixture
+def tiny_file(workplace: Path, tiny: dict[str, Any]) -> Path:
+    """The tiny experiment as a YAML file."""
+    path = workplace / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder with the real data sets."""
+    if not DATA.is_dir():
+        pytest.skip(f"no real data at {DATA}: set DYNAQUANT_DATA")
+    return DATA

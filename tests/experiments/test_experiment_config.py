@@ -1,0 +1,132 @@
+"""YAML in, a validated experiment out: every mistake is named where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config import expand, load_experiment, shipped_configs, validate
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("stesp=3", r"unknown key 'stesp'; did you mean 'steps'\?"),
+        ("model.layer=3", r"model: unknown key 'layer'; did you mean 'layers'\?"),
+        ("model.name=gpt9", r"model: there is no 'gpt9'; known: 'char_gpt', 'resnet'"),
+        ("model.heads=5", r"model: width 32 is not a multiple of heads 5"),
+        ("model={name: resnet, widths: [8, 8], depths: [1]}", r"model: 1 depths for 2 widths"),
+        ("model=3", r"model: expected a mapping"),
+        ("steps='3'", r"steps: expected a valid integer, got '3'"),
+        ("seed=true", r"seed: expected a valid integer, got True"),
+        ("steps=0", r"steps: expected greater than or equal to 1, got 0"),
+        ("data.batch=x", r"data.batch: expected a valid integer, got 'x'"),
+        ("threshold=-0.1", r"threshold: expected greater than or equal to 0"),
+        ("threshold=.nan", r"threshold: expected greater than or equal to 0, got nan"),
+        ("optimizer.lr=fast", r"optimizer.lr: expected a valid number, got 'fast'"),
+        ("optimizer.betas=[0.9]", r"optimizer.betas: list should have at least 2 items"),
+        ("evaluate.metric=bleu", r"evaluate.metric: expected 'loss' or 'accuracy', got 'bleu'"),
+        ("method=3", r"method: expected a method's name"),
+        ("method={coder: paper}", r"method: expected a method's name or a mapping with its name"),
+        ("failures=often", r"failures: expected a number of failures"),
+        ("failures={when: [3]}", r"failures: expected a number of failures"),
+        ("failures=4", r"failures: 4 kills need more than 4 checkpoint intervals"),
+        ("failures={at: [5]}", r"failures: step 5 is outside the run"),
+        ("checkpoint_every=50", r"checkpoint_every \(50\) is over steps \(40\)"),
+        ("data={name: cifar}", r"model 'char_gpt' reads data 'text', not 'cifar'"),
+        ("grid={threshold: 0.1}", r"grid: 'threshold' needs a list of values"),
+        ("grid={output: [a, b]}", r"grid: 'output' belongs to the whole experiment"),
+        ("name=../up", r"name: "),
+        ("kind=replay", r"kind: expected 'train', got 'replay'"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_key(tiny_file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_experiment(tiny_file, [override])
+
+
+def test_overrides_reach_every_level(tiny_file: Path) -> None:
+    overrides = ["threshold=0.05", "model.layers=2", "optimizer.lr=1e-4", "method.coder=paper"]
+    experiment = load_experiment(tiny_file, overrides)
+    assert (experiment.threshold, experiment.model.layers, experiment.optimizer.lr) == (0.05, 2, 1e-4)
+    assert experiment.method == {"name": "dynaquant", "coder": "paper"}
+
+
+def test_a_dotted_key_turns_a_named_method_into_a_mapping(tiny_file: Path) -> None:
+    experiment = load_experiment(tiny_file, ["method=other", "method.level=3"])
+    assert experiment.method == {"name": "other", "level": 3}
+
+
+@pytest.mark.parametrize("override", ["threshold", "=3", "threshold=[", "steps.deep=3"])
+def test_an_override_that_is_none_is_refused(tiny_file: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="override"):
+        load_experiment(tiny_file, [override])
+
+
+def test_a_missing_key_is_named(workplace: Path, tiny: dict[str, Any]) -> None:
+    del tiny["steps"]
+    with pytest.raises(ConfigError, match="steps: this key is required"):
+        validate(tiny, "tiny.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2", "", "\x00", "!!python/object:os.system {}"])
+def test_a_file_that_is_no_mapping_of_yaml_is_refused(workplace: Path, text: str) -> None:
+    path = workplace / "bad.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+        load_experiment(path)
+
+
+def test_a_name_that_does_not_exist_gets_the_nearest_one(workplace: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'quickstart'\?"):
+        load_experiment("quikstart")
+
+
+def test_settings_survive_the_way_through_json(tiny: dict[str, Any]) -> None:
+    for extra in ({}, {"seeds": [1, 2]}, {"failures": {"at": [15]}}, {"grid": {"threshold": [0.1]}}):
+        experiment = validate(tiny | extra, "tiny")
+        assert validate(experiment.as_dict(), "again") == experiment
+
+
+def test_the_grid_is_every_combination_with_every_seed(tiny: dict[str, Any]) -> None:
+    grid = {"threshold": [0.05, 0.01], "method.coder": ["auto", "paper"]}
+    runs = expand(validate(tiny | {"grid": grid, "seeds": [3, 4]}, "tiny"))
+    found = [(run.threshold, run.method["coder"], run.seed) for run in runs]
+    assert found == [(t, c, s) for t in (0.05, 0.01) for c in ("auto", "paper") for s in (3, 4)]
+    assert all(run.grid == {} and run.seeds is None for run in runs)
+
+
+def test_a_bad_point_of_the_grid_is_found_before_anything_runs(tiny: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"grid threshold=much: threshold"):
+        expand(validate(tiny | {"grid": {"threshold": [0.05, "much"]}}, "tiny"))
+
+
+def test_shipped_configs_are_valid_and_keep_their_promises() -> None:
+    configs = {name: load_experiment(name) for name in shipped_configs()}
+    assert {"quickstart", "gpt_stdlib", "gpt_shakespeare", "resnet_cifar"} <= configs.keys()
+    quick = configs["quickstart"]
+    assert quick.steps // quick.checkpoint_every >= 10
+    assert (quick.failures, quick.threshold, quick.data.source) == (2, 0.01, "stdlib")
+    for name in ("gpt_shakespeare", "resnet_cifar"):
+        run = configs[name]
+        assert (run.steps, run.checkpoint_every, run.failures, run.seeds, run.grid) == (
+            2000,
+            200,
+            0,
+            None,
+            {},
+        )
+    assert configs["gpt_shakespeare"].data.search_tokens >= 32_768
+    assert (configs["resnet_cifar"].data.search_images, configs["resnet_cifar"].data.heldout_images) == (
+        2000,
+        5000,
+    )
+
+
+def test_shipped_configs_are_plain_yaml() -> None:
+    for path in shipped_configs().values():
+        assert yaml.safe_load(path.read_text(encoding="utf-8"))["name"] == path.stem

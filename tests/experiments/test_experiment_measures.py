@@ -1,0 +1,66 @@
+"""movement_lost and unchanged, against their definition in plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dynaquant_core.experiments.measures import MovementWatch
+
+
+def weights(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(6, 5, generator=generator) for name in ("a", "b")}
+
+
+def plus(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one[name] + other[name] for name in one}
+
+
+def flat(tensors: dict[str, torch.Tensor]) -> np.ndarray:
+    return np.concatenate([tensors[name].numpy().astype(np.float64).ravel() for name in tensors])
+
+
+def test_the_three_figures_are_those_of_their_definition() -> None:
+    start, first, movement, error = (weights(seed) for seed in range(4))
+    watch = MovementWatch(start, restored=False)
+    assert watch.lost(first, first)["er"] is None
+    watch.advance(first)
+    true, decoded = plus(start, movement), plus(plus(start, movement), error)
+    lost = watch.lost(true, decoded)
+    m, d = flat(true) - flat(start), flat(decoded) - flat(start)
+    along = d @ m / (m @ m)
+    assert lost["stale"] == pytest.approx(1 - along)
+    assert lost["noise"] == pytest.approx(np.sum((d - along * m) ** 2) / (m @ m))
+    e, before = flat(true) - flat(decoded), flat(true) - flat(first)
+    assert lost["er"] == pytest.approx((e @ e) / (before @ before))
+
+
+def test_the_extremes_read_as_they_should() -> None:
+    start, movement = weights(0), weights(1)
+    true = plus(start, movement)
+    watch = MovementWatch(start, restored=True)
+    assert watch.lost(true, true) == {"stale": 0.0, "noise": 0.0, "er": 0.0}
+    assert watch.lost(true, start) == {"stale": 1.0, "noise": 0.0, "er": 1.0}
+    assert watch.lost(start, start) == {"stale": None, "noise": None, "er": None}
+
+
+def test_unchanged_counts_against_the_checkpoint_before() -> None:
+    start = weights(0)
+    first = {name: tensor.clone() for name, tensor in start.items()}
+    assert MovementWatch(start, restored=False).unchanged(first) is None
+    watch = MovementWatch(start, restored=True)
+    first["a"][0] += 1
+    assert watch.unchanged(first) == pytest.approx(55 / 60)
+    watch.advance(first)
+    assert watch.unchanged(first) == 1.0
+
+
+def test_the_watch_keeps_what_it_saw_when_the_model_moves_on() -> None:
+    live = weights(0)
+    watch = MovementWatch(live, restored=True)
+    before = {name: tensor.clone() for name, tensor in live.items()}
+    for tensor in live.values():
+        tensor += 1
+    assert watch.unchanged(before) == 1.0

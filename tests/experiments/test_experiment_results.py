@@ -1,0 +1,176 @@
+"""results.json from a diary: totals, restores, rework, overhead; and what people read of it."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaquant_core.errors import DependencyError
+from dynaquant_core.experiments.baseline import Baseline
+from dynaquant_core.experiments.config import validate
+from dynaquant_core.experiments.report import summary, write_report
+from dynaquant_core.experiments.report.plots import PLOTS, draw
+from dynaquant_core.experiments.results import Results, run_entry
+
+BASELINE = Baseline(final=2.0, parts={10: 3.0, 20: 2.5, 30: 2.2, 40: 2.0}, curve=[(10, 3.0), (40, 2.0)])
+
+
+def checkpoint(step: int, weight: int, moment: int, met: bool = True) -> dict[str, Any]:
+    parts = {
+        "weight": {"raw_bytes": 1000, "stored_bytes": weight},
+        "moment": {"raw_bytes": 2000, "stored_bytes": moment},
+        "exact": {"raw_bytes": 10, "stored_bytes": 40},
+    }
+    return {
+        "event": "checkpoint",
+        "step": step,
+        "kind": "key" if step == 10 else "delta",
+        "config": {"bins": 8, "prune": 0.1, "prune_metric": "magnitude"},
+        "raw_bytes": 3010,
+        "stored_bytes": weight + moment + 40,
+        "parts": parts,
+        "unchanged": None if step == 10 else 0.5,
+        "movement_lost": {"stale": 0.1, "noise": 0.2, "er": None},
+        "quality": {"reference": 3.0, "search": 3.01, "heldout": 3.02},
+        "degradation": {"search": 0.003, "heldout": 0.004, "heldout_se": 0.001},
+        "met": met,
+        "evaluations": 3,
+        "exhaustive": step == 10,
+        "seconds": {
+            "held": 0.1,
+            "search": 0.3,
+            "draft": 0.05,
+            "encode": 0.2,
+            "commit": 0.01,
+            "collector": 0.0,
+        },
+    }
+
+
+def diary(*probes: tuple[int, float], final: float = 2.1) -> list[dict[str, Any]]:
+    return [
+        {"event": "start", "restored": 0},
+        {"event": "loss", "step": 10, "loss": 3.0, "seconds": 2.0},
+        checkpoint(10, 100, 400),
+        {"event": "loss", "step": 15, "loss": 2.8, "seconds": 3.0},
+        {"event": "killed", "step": 15},
+        {"event": "start", "restored": 10},
+        *({"event": "probe", "step": step, "value": value} for step, value in probes),
+        {"event": "loss", "step": 20, "loss": 2.5, "seconds": 2.0},
+        checkpoint(20, 50, 400, met=False),
+        {"event": "final", "step": 40, "value": final},
+    ]
+
+
+def entry(tiny: dict[str, Any], events: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    return run_entry(validate(tiny | changes, "tiny"), events, BASELINE)
+
+
+def test_totals_sum_every_checkpoint_and_the_weights_apart(tiny: dict[str, Any]) -> None:
+    totals = entry(tiny, diary())["totals"]
+    assert totals == {
+        "raw_bytes": 6020,
+        "stored_bytes": 1030,
+        "ratio": 6020 / 1030,
+        "weights_ratio": 2000 / 150,
+    }
+
+
+def test_the_final_value_is_compared_with_the_uninterrupted_run(tiny: dict[str, Any]) -> None:
+    final = entry(tiny, diary(final=2.1))["final"]
+    assert (final["metric"], final["mode"], final["value"], final["baseline"]) == ("loss", "min", 2.1, 2.0)
+    assert final["relative_degradation"] == pytest.approx(0.05)
+    accuracy = entry(tiny, diary(final=1.9), evaluate={"metric": "accuracy"})["final"]
+    assert (accuracy["mode"], accuracy["relative_degradation"]) == ("max", pytest.approx(0.05))
+
+
+@pytest.mark.parametrize(
+    ("probes", "steps"),
+    [
+        ([(10, 2.9)], 0),  # a restored model may even be better
+        ([(10, 3.2), (11, 3.1), (12, 2.99), (13, 3.5)], 2),
+        ([(10 + i, 3.5) for i in range(11)], 10),  # never back within one interval
+        ([(10, 3.2), (11, 3.1)], None),  # cut short by the next failure
+    ],
+)
+def test_rework_is_counted_to_the_first_probe_that_is_back(
+    tiny: dict[str, Any], probes: list[tuple[int, float]], steps: int | None
+) -> None:
+    (restore,) = entry(tiny, diary(*probes))["restores"]
+    assert (restore["failed_step"], restore["restored_step"]) == (15, 10)
+    assert restore["rework_steps"] == steps
+    assert restore["rework_intervals"] == (None if steps is None else steps / 10)
+
+
+def test_overhead_is_the_share_of_all_training_time(tiny: dict[str, Any]) -> None:
+    found = entry(tiny, diary())
+    assert found["training_seconds"] == 5.0  # 3 before the kill, 2 after
+    assert found["overhead"]["search"] == pytest.approx(0.6 / 5)
+    assert set(found["overhead"]) == {"collector", "held", "search", "draft", "encode", "commit"}
+
+
+def test_a_run_entry_has_the_fixed_keys(tiny: dict[str, Any]) -> None:
+    found = entry(tiny, diary(), method={"name": "dynaquant", "coder": "paper"})
+    fixed = {"kind", "method", "options", "seed", "threshold", "interval_steps", "failures", "restores"}
+    assert fixed | {"overhead", "checkpoints", "totals", "final"} <= found.keys()
+    assert (found["method"], found["options"]["coder"], found["failures"]) == ("dynaquant", "paper", [15])
+    assert "event" not in found["checkpoints"][0]
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.fixture
+def results(tmp_path: Path, tiny: dict[str, Any]) -> Results:
+    run = entry(tiny, diary((10, 2.9)))
+    config = validate(tiny | {"name": "a.b"}, "tiny").as_dict()
+    return Results(
+        tmp_path / "results.json", {"config": config, "environment": {"cpu": "<x>"}, "runs": [run]}
+    )
+
+
+def test_the_summary_says_what_was_saved_and_what_broke(results: Results) -> None:
+    (row,) = summary(results)
+    assert (row["ratio"], row["weights ratio"], row["kills"]) == ("5.8x", "13.3x", "1")
+    assert row["threshold met"] == "1 of 2"
+    assert row["degradation"] == "+5.00%"
+
+
+def test_the_page_needs_no_other_file(results: Results) -> None:
+    pytest.importorskip("matplotlib")
+    write_report(results)
+    text = (results.path.parent / "report.html").read_text(encoding="utf-8")
+    images = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
+    assert len(images) == len(PLOTS)
+    assert all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
+    assert len(re.findall(r"(?:src|href)=", text)) == len(images)
+    assert "&lt;x&gt;" in text
+    written = sorted(path.name for path in (results.path.parent / "plots").iterdir())
+    assert written == sorted(f"run-0-{name}.png" for name in PLOTS)
+
+
+def test_a_run_without_failures_or_configurations_is_drawn_too(tiny: dict[str, Any]) -> None:
+    pytest.importorskip("matplotlib")
+    quiet = [event for event in diary() if event["event"] != "killed"][4:]
+    exact = [event | {"config": None} if event["event"] == "checkpoint" else event for event in quiet]
+    assert set(draw(entry(tiny, exact))) == set(PLOTS)
+
+
+def test_without_matplotlib_the_page_is_written_and_the_error_says_what_to_install(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(DependencyError, match=r"pip install 'dynaquant\[plots\]'"):
+        write_report(results)
+    assert "<table>" in (results.path.parent / "report.html").read_text(encoding="utf-8")

@@ -1,0 +1,208 @@
+"""Whole experiments: real processes, real SIGKILLs, real stores."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from dynaquant_core.store.store import CheckpointStore
+
+from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.experiments import Progress, events, run_experiment
+
+STAGES = {"collector", "held", "search", "draft", "encode", "commit"}
+EXACT = ["method=exact", "moments=exact"]
+
+
+def store_of(results: Any, run: int = 0) -> CheckpointStore:
+    return CheckpointStore(results.path.parent / f"run-{run}" / "store")
+
+
+def test_a_killed_run_resumes_and_everything_is_recorded(tiny_file: Path) -> None:
+    said: list[Progress] = []
+    results = run_experiment(tiny_file, ["failures=2", "output=out"], said.append)
+    data = json.loads(results.path.read_text(encoding="utf-8"))
+    assert data == results.data
+    assert (data["format"], data["config"]["failures"]) == (1, 2)
+    (run,) = data["runs"]
+    assert run["failures"] == [15, 25]
+    assert [(r["failed_step"], r["restored_step"]) for r in run["restores"]] == [(15, 10), (25, 20)]
+    assert all(0 <= r["rework_steps"] <= 10 for r in run["restores"])
+    assert [entry["step"] for entry in run["checkpoints"]] == [10, 20, 30, 40]
+    assert run["final"]["baseline"] != run["final"]["value"]
+    assert abs(run["final"]["relative_degradation"]) < 0.2
+    messages = [progress.message for progress in said]
+    assert messages.count("killed (SIGKILL)") == 2
+    assert (Path("out") / "report.html").exists()
+    check_entries(run, store_of(results))
+
+
+def check_entries(run: dict[str, Any], store: CheckpointStore) -> None:
+    for entry in run["checkpoints"]:
+        info = store.info(entry["step"])
+        parts = entry["parts"].values()
+        assert entry["stored_bytes"] == info.stored_bytes == sum(part["stored_bytes"] for part in parts)
+        assert entry["raw_bytes"] == sum(part["raw_bytes"] for part in parts)
+        assert entry["met"]
+        assert entry["degradation"]["search"] <= run["threshold"]
+        assert entry["degradation"]["heldout_se"] > 0
+        assert set(entry["seconds"]) <= STAGES
+        assert entry["seconds"]["encode"] > 0
+    files = [path for path in Path(store.path).rglob("*") if path.suffix == ".dq"]
+    assert sum(path.stat().st_size for path in files) == run["totals"]["stored_bytes"]
+    assert run["checkpoints"][0]["unchanged"] is None
+    # After a restore the first delta is measured against what was restored.
+    assert run["checkpoints"][1]["movement_lost"]["er"] is not None
+    assert run["totals"]["weights_ratio"] > run["totals"]["ratio"] > 2
+
+
+def test_with_everything_exact_killing_changes_nothing(tiny_file: Path) -> None:
+    dropout = "model.dropout=0.1"
+    killed = run_experiment(tiny_file, [*EXACT, dropout, "failures={at: [13, 27]}", "output=killed"])
+    whole = run_experiment(tiny_file, [*EXACT, dropout, "output=whole"])
+    final = killed.data["runs"][0]["final"]
+    assert final["relative_degradation"] == 0.0
+    assert whole.data["runs"][0]["final"]["value"] == final["value"]
+    one, other = (store_of(results).load(40) for results in (killed, whole))
+    assert same(one, other)
+    assert killed.data["runs"][0]["restores"][0]["rework_steps"] == 0
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+
+
+def test_saving_with_search_leaves_training_as_it_is(tiny_file: Path) -> None:
+    """The run without failures is its own baseline; here the claim behind that is checked."""
+    saved = run_experiment(tiny_file, ["output=saved"])
+    shutil.rmtree(Path("runs"))  # forget the baseline that the run was published as
+    killed = run_experiment(tiny_file, ["failures=1", "output=killed"])
+    assert saved.data["runs"][0]["final"]["value"] == killed.data["runs"][0]["final"]["baseline"]
+
+
+def test_nothing_is_trained_twice(tiny_file: Path) -> None:
+    said: list[Progress] = []
+    grid = "grid={failures: [1, 0], threshold: [0.05]}"
+    results = run_experiment(tiny_file, [grid, "output=out"], said.append)
+    first, second = results.data["runs"]
+    assert (len(first["failures"]), len(second["failures"])) == (1, 0)
+    assert first["final"]["baseline"] == second["final"]["value"] == second["final"]["baseline"]
+    assert not [progress for progress in said if progress.run.startswith("baseline")]
+    said.clear()
+    again = run_experiment(tiny_file, [grid, "output=out"], said.append)
+    assert said == []
+    assert again.data["runs"] == results.data["runs"]
+
+
+def test_an_interrupted_experiment_goes_on_where_it_was(tiny_file: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step > 22:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(tiny_file, ["output=out"], interrupt)
+    (run,) = run_experiment(tiny_file, ["output=out"]).data["runs"]
+    assert run["failures"] == []
+    (restore,) = run["restores"]
+    assert restore["restored_step"] == 20
+    assert [entry["step"] for entry in run["checkpoints"]] == [10, 20, 30, 40]
+
+
+def test_a_checkpoint_that_was_not_measured_is_taken_again(tiny_file: Path) -> None:
+    """As after a death between the commit and the line in the diary."""
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step > 32:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(tiny_file, ["output=out"], interrupt)
+    diary = Path("out/run-0/events.jsonl")
+    lines = diary.read_text(encoding="utf-8").splitlines(keepends=True)
+    cut = next(i for i, line in enumerate(lines) if json.loads(line).get("kind") and '"step": 30' in line)
+    diary.write_text("".join(lines[:cut]) + lines[cut][:50], encoding="utf-8")
+    (run,) = run_experiment(tiny_file, ["output=out"]).data["runs"]
+    assert run["restores"][0]["restored_step"] == 20
+    assert [entry["step"] for entry in run["checkpoints"]] == [10, 20, 30, 40]
+
+
+def test_an_output_folder_of_another_config_is_refused(tiny_file: Path) -> None:
+    run_experiment(tiny_file, [*EXACT, "steps=10", "output=out"])
+    with pytest.raises(ExperimentError, match=r"another config \(different: threshold\)"):
+        run_experiment(tiny_file, [*EXACT, "steps=10", "output=out", "threshold=0.2"])
+    Path("foreign").mkdir()
+    (Path("foreign") / "thesis.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(ExperimentError, match="is not empty"):
+        run_experiment(tiny_file, ["output=foreign"])
+    with pytest.raises(ExperimentError, match="is a file"):
+        run_experiment(tiny_file, ["output=foreign/thesis.txt"])
+    assert (Path("foreign") / "thesis.txt").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "message"),
+    [
+        ("data.source=missing.txt", ExperimentError, "DYNAQUANT_DATA"),
+        ("method=zip9", ConfigError, "no method 'zip9'"),
+        ("method.colour=red", ConfigError, "colour"),
+        ("moments=4bit", ConfigError, "4bit"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_written(
+    tiny_file: Path, override: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run_experiment(tiny_file, [override, "output=out"])
+    assert not Path("out").exists()
+
+
+def test_a_training_process_that_fails_is_one_clear_error(tiny_file: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"training loss is (nan|inf).*lower optimizer.lr"):
+        run_experiment(tiny_file, [*EXACT, "optimizer.lr=1e30", "output=out"])
+
+
+def test_a_torn_last_line_of_a_diary_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.append(path, "start", restored=0)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"event": "loss", "st')
+    events.append(path, "final", step=1, value=2.0)
+    assert [event["event"] for event in events.read(path)] == ["start", "final"]
+
+
+def test_a_run_on_real_images(real_data: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAQUANT_DATA", str(real_data))
+    config = {
+        "name": "images",
+        "model": {"name": "resnet", "widths": [8, 16, 32]},
+        "data": {
+            "name": "cifar",
+            "source": "cifar10/cifar10_lossless_subset.npz",
+            "batch": 32,
+            "search_images": 200,
+            "heldout_images": 200,
+        },
+        "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4},
+        "steps": 30,
+        "checkpoint_every": 10,
+        "threshold": 0.05,
+        "failures": 1,
+        "evaluate": {"batch": 50},
+    }
+    path = workplace / "images.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    (run,) = run_experiment(path).data["runs"]
+    assert [entry["met"] for entry in run["checkpoints"]] == [True] * 3
+    assert Path("runs/images/results.json").exists()
+    assert list(Path("runs/.baselines").iterdir())

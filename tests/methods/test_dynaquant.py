@@ -1,0 +1,225 @@
+"""What a user of the method relies on: readers get what was measured, sizes are as announced, errors bounded."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dynaquant_core as dq
+from dynaquant_core.errors import ConfigError, CorruptFileError, DynaQuantError
+from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.dynaquant import DynaQuant
+from tests.methods.conftest import layers, trained
+from tests.methods.streams import StreamTable
+
+CONFIGS = [
+    dq.Config(),
+    dq.Config(bins=4, prune=0.5, protect=0.01),
+    dq.Config(bins=3, prune=0.3, embedding_bins=7),
+    dq.Config(bins=64, embedding_bins=64),
+    dq.Config(bins="bf16"),
+    dq.Config(bins="exact"),
+]
+
+
+def store(method, state, ref, config, hints=None):
+    """Drafts, encodes and decodes; returns (draft's view, reader's reference, bytes)."""
+    draft = method.draft(state, ref, config, hints or Hints())
+    seen = {name: tensor.clone() for name, tensor in draft.decoded}
+    streams, held = draft.encode()
+    table = StreamTable(streams, state)
+    read = method.decode(table, ref)
+    return seen, held, read, table
+
+
+def assert_same(left, right):
+    assert list(left) == list(right)
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype
+        assert torch.equal(tensor, right[name]), name
+
+
+@pytest.mark.parametrize("options", [{}, {"coder": "paper"}, {"profile": "paper"}, {"codebook_scope": "global"}])
+def test_a_reader_gets_what_the_draft_showed_along_a_chain(chain, options):
+    method, ref = DynaQuant(**options), None
+    for index, state in enumerate(chain):
+        seen, held, read, _ = store(method, state, ref, CONFIGS[index % 4])
+        assert_same(seen, read.state())
+        assert_same(seen, held.state())
+        ref = read
+
+
+def test_every_way_from_one_configuration_to_another_decodes(chain):
+    method = DynaQuant()
+    for first in CONFIGS:
+        _, held, _, _ = store(method, chain[0], None, first)
+        for second in CONFIGS:
+            seen, _, read, _ = store(method, chain[1], held, second)
+            assert_same(seen, read.state())
+
+
+def test_exact_returns_every_bit(chain):
+    seen, _, read, _ = store(DynaQuant(), chain[0], None, dq.Config(bins="exact"))
+    assert_same(chain[0], read.state())
+    assert_same(chain[0], seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_every_floating_dtype_comes_back_as_its_own(dtype):
+    state = layers(dtype=dtype)
+    seen, _, read, _ = store(DynaQuant(), state, None, dq.Config())
+    assert_same(seen, read.state())
+    for name, tensor in read.state().items():
+        error = torch.linalg.vector_norm((tensor - state[name]).double())
+        assert error <= 0.25 * torch.linalg.vector_norm(state[name].double())
+
+
+@pytest.mark.parametrize("options", [{}, {"coder": "paper"}, {"codebook_scope": "global"}])
+def test_announced_size_is_within_two_percent(options):
+    generator = torch.Generator().manual_seed(3)
+    first = {f"layer{i}.weight": torch.randn(512, 256, generator=generator) * (0.01 + 0.03 * i) for i in range(3)}
+    states = [first, trained(first, 0.02), trained(trained(first, 0.02), 0.1, seed=4)]
+    method, ref = DynaQuant(**options), None
+    for state, config in zip(states, [dq.Config(), dq.Config(bins=8, prune=0.3), dq.Config(bins=12)], strict=True):
+        draft = method.draft(state, ref, config, Hints())
+        announced = draft.size
+        streams, ref = draft.encode()
+        real = StreamTable(streams, state).nbytes
+        assert abs(announced - real) <= 0.02 * real + 64
+        assert abs(method.draft(state, ref, config, Hints()).size) > 0
+
+
+def test_a_tensor_decodes_alone(chain):
+    method = DynaQuant()
+    _, held, _, _ = store(method, chain[0], None, dq.Config())
+    seen, _, _, table = store(method, chain[1], held, dq.Config(bins=12))
+    for name in chain[1]:
+        assert_same({name: seen[name]}, method.decode(table, held, [name]).state())
+
+
+def test_a_state_that_did_not_move_costs_next_to_nothing(chain):
+    method = DynaQuant()
+    _, held, _, key = store(method, chain[0], None, dq.Config(protect=0.0))
+    _, _, _, table = store(method, chain[0], held, dq.Config(protect=0.0))
+    assert table.nbytes < 150 < key.nbytes / 50
+
+
+def test_a_base_saves_bytes(chain):
+    method = DynaQuant()
+    _, held, _, key = store(method, chain[0], None, dq.Config())
+    _, _, _, delta = store(method, chain[1], held, dq.Config())
+    _, _, _, alone = store(method, chain[1], None, dq.Config())
+    assert delta.nbytes < 0.7 * alone.nbytes
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global", "auto"])
+def test_no_tensor_is_ruined_by_its_neighbours_or_its_tails(scope):
+    generator = torch.Generator().manual_seed(5)
+    shapes = {"tiny": 1e-6, "small": 1e-3, "large": 10.0}
+    state = {f"{name}.weight": torch.randn(96, 96, generator=generator) * scale for name, scale in shapes.items()}
+    state["tailed.weight"] = torch.randn(96, 96, generator=generator) ** 5
+    state["shifted.weight"] = 1.0 + 0.01 * torch.randn(96, 96, generator=generator)
+    state["two_values.weight"] = torch.where(torch.rand(96, 96, generator=generator) < 0.5, -1.0, 3.0)
+    _, _, read, _ = store(
+        DynaQuant(codebook_scope=scope), state, None, dq.Config(bins=16, prune=0.1, protect=0.005)
+    )
+    for name, tensor in read.items():
+        error = torch.linalg.vector_norm(tensor - state[name]) / torch.linalg.vector_norm(state[name])
+        assert error <= 0.25, (name, float(error))
+
+
+def test_gradients_protect_and_prune():
+    state = {"a.weight": torch.randn(128, 128, generator=torch.Generator().manual_seed(0))}
+    slope = torch.zeros(128, 128)
+    slope[:2] = 1.0
+    hints = Hints(gradients={"a.weight": slope})
+    config = dq.Config(bins=8, prune=0.5, prune_metric="sensitivity", protect=0.01)
+    seen, _, read, _ = store(DynaQuant(energy_cap=1.0), state, None, config, hints)
+    assert_same(seen, read.state())
+    decoded = read.state()["a.weight"]
+    sensitive = (slope * state["a.weight"]).abs().flatten().topk(100).indices
+    assert torch.equal(
+        decoded.flatten()[sensitive], state["a.weight"].flatten()[sensitive].bfloat16().float()
+    )
+    assert (decoded[2:] == 0).float().mean() > 0.4
+
+
+def test_pruning_by_sensitivity_needs_gradients(chain):
+    with pytest.raises(ConfigError, match="needs gradients"):
+        DynaQuant().draft(chain[0], None, dq.Config(prune=0.1, prune_metric="sensitivity"), Hints())
+
+
+@pytest.mark.parametrize("name", ["bin", "coder_", "sigm"])
+def test_unknown_options_name_the_nearest(name):
+    with pytest.raises(ConfigError, match="no setting"):
+        DynaQuant(**{name: 1})
+
+
+def test_live_tensors_are_not_read_after_detach(chain):
+    method = DynaQuant()
+    state = {name: tensor.clone() for name, tensor in chain[0].items()}
+    draft = method.draft(state, None, dq.Config(), Hints())
+    expected = {name: tensor.clone() for name, tensor in draft.decoded}
+    draft = method.draft(state, None, dq.Config(), Hints())
+    draft.detach()
+    for tensor in state.values():
+        tensor.zero_()
+    streams, held = draft.encode()
+    assert_same(expected, held.state())
+    assert_same(expected, method.decode(StreamTable(streams, chain[0]), None).state())
+
+
+def test_the_published_profile_keeps_to_the_paper():
+    options = DynaQuant(profile="paper").options()
+    assert (options["sigma"], options["kmeans"], options["coder"]) == (0.2, "lloyd", "paper")
+    assert (options["sketch"], options["codebook_scope"], options["energy_cap"]) == ("log", "tensor", 1.0)
+
+
+def test_space_is_the_cube_of_216_and_ends_exact():
+    space = DynaQuant().space(gradients=True)
+    points = math.prod(len(values) for values in (*space.axes.values(), *space.variants.values()))
+    assert points == 216
+    assert space.beyond[-1].bins == "exact"
+    assert len(DynaQuant().space(gradients=False).variants["prune_metric"]) == 1
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_hostile_streams_are_refused_or_decode_to_the_right_shape(chain, data):
+    method = DynaQuant()
+    _, held, _, table = store(method, chain[0], None, dq.Config(bins=8))
+    _, _, _, delta = store(method, chain[1], held, dq.Config(bins=12, prune=0.2))
+    source, ref = data.draw(st.sampled_from([(table, None), (delta, held)]))
+    key = data.draw(st.sampled_from(sorted(source.rows)))
+    codec, payload = source.rows[key]
+    damaged = bytearray(payload)
+    for _ in range(data.draw(st.integers(1, 4))):
+        if damaged:
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(damaged)))
+    source.rows[key] = (data.draw(st.sampled_from([codec, *range(12)])), bytes(damaged[:cut]))
+    try:
+        state = method.decode(source, ref).state()
+    except DynaQuantError as error:
+        assert isinstance(error, CorruptFileError)
+    else:
+        assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
+            name: tuple(tensor.shape) for name, tensor in chain[0].items()
+        }
+
+
+def test_drafts_of_one_save_share_their_sketches(chain):
+    method, hints = DynaQuant(), Hints()
+    sizes = {bins: method.draft(chain[0], None, dq.Config(bins=bins), hints).size for bins in (4, 8, 16, 32)}
+    assert all(small < large for small, large in pairwise(sizes.values()))
+    surveys = next(iter(hints.scratch.values()))
+    assert len(surveys) == 1
+    assert np.sum([sketch.total for sketch in surveys[True].signed.values()]) == sum(
+        tensor.numel() for tensor in chain[0].values()
+    )

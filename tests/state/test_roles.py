@@ -1,0 +1,125 @@
+"""What each tensor is for, and which may be quantised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dynaquant_core.state import assign_roles, flatten, is_quantisable, matches
+
+
+def roles(state):
+    return assign_roles(flatten(state).leaves)
+
+
+def trained(optimizer_class, **options):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "options", "moments"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}, {"momentum_buffer"}),
+        (torch.optim.Adam, {"amsgrad": True}, {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
+        (
+            torch.optim.RMSprop,
+            {"centered": True, "momentum": 0.9},
+            {"square_avg", "grad_avg", "momentum_buffer"},
+        ),
+        (torch.optim.Adagrad, {}, {"sum"}),
+        (torch.optim.Adadelta, {}, {"square_avg", "acc_delta"}),
+        (torch.optim.Adamax, {}, {"exp_avg", "exp_inf"}),
+        (torch.optim.NAdam, {}, {"exp_avg", "exp_avg_sq"}),
+        (torch.optim.Rprop, {}, set()),
+        (torch.optim.ASGD, {}, set()),
+    ],
+)
+def test_optimizers_of_torch(optimizer_class, options, moments):
+    model, optimizer = trained(optimizer_class, **options)
+    found = roles({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    under = {name: role for name, role in found.items() if name.startswith("optimizer")}
+    assert {name.rsplit(".", 1)[1] for name, role in under.items() if role == "moment"} == moments
+    assert "weight" not in under.values()
+    assert all(role == "weight" for name, role in found.items() if name.startswith("model"))
+
+
+def test_several_optimizers_in_a_list_and_parameter_names_as_keys():
+    node = {
+        "state": {"fc.weight": {"exp_avg": torch.zeros(2, 2), "step": torch.tensor(1.0)}},
+        "param_groups": [],
+    }
+    found = roles({"optimizer_states": [node, node]})
+    assert set(found.values()) == {"moment", "exact"}
+
+
+def test_counters_beside_weights_are_weights_and_generators_are_not():
+    bn = nn.BatchNorm1d(4)
+    found = roles(
+        {"model": bn.state_dict(), "rng": {"torch": torch.get_rng_state()}, "ema": {"w": torch.zeros(3)}}
+    )
+    assert found["model.num_batches_tracked"] == "weight"
+    assert found["rng.torch"] == "exact"
+    assert found["ema.w"] == "weight"
+
+
+def test_long_lists_of_floats_are_exact_not_weights():
+    found = roles({"losses": [0.5] * 1000, "blob": b"0" * 5000})
+    assert set(found.values()) == {"exact"}
+
+
+def test_quantisable():
+    good = torch.randn(16, 16)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        assert is_quantisable(good.to(dtype))
+    refused = [
+        torch.randn(512),
+        torch.tensor(1.0),
+        torch.randn(15, 15),
+        torch.randn(0, 512),
+        good.to(torch.float8_e4m3fn),
+        good.to(torch.complex64),
+        torch.ones(16, 16, dtype=torch.int64),
+        torch.ones(16, 16, dtype=torch.bool),
+    ]
+    for tensor in refused:
+        assert not is_quantisable(tensor)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_one_value_that_is_not_finite_keeps_a_tensor_exact(bad, dtype):
+    tensor = torch.zeros(32, 32, dtype=dtype)
+    tensor[17, 3] = bad
+    assert not is_quantisable(tensor)
+    assert not is_quantisable(tensor.t())
+
+
+def test_float64_outside_float32_stays_exact():
+    tensor = torch.zeros(32, 32, dtype=torch.float64)
+    tensor[0, 0] = 3.5e38
+    assert not is_quantisable(tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "expected"),
+    [
+        ("lm_head.weight", "lm_head", True),
+        ("model.lm_head.weight", "lm_head", True),
+        ("model.lm_head.weight", "lm_head.weight", True),
+        ("model.lm_head.weight", "model.*", True),
+        ("model.lm_head_2.weight", "lm_head", False),
+        ("model.h.0.mlp.router.weight", "*.router.*", True),
+        ("model.h.1.weight", "h.[02]", False),
+        ("model.h.1.weight", "LM_HEAD", False),
+        ("anything", "*", True),
+    ],
+)
+def test_patterns(name, pattern, expected):
+    assert matches(name, [pattern]) is expected
+    assert matches(name, ["no.such", pattern]) is expected
+    assert not matches(name, [])

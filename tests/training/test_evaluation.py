@@ -1,0 +1,134 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.training.models import Net, bits, evaluate_net, seed_everything
+from torch import nn
+
+from dynaquant_core.errors import ConfigError, EvaluationError
+from dynaquant_core.training.evaluation import Evaluation
+from dynaquant_core.training.rng import rng_state
+from dynaquant_core.training.trial import Trial
+
+
+def live_tensors(model):
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.dim() > 1}
+
+
+def test_evaluate_takes_nothing_or_the_model():
+    model = Net()
+    assert Evaluation(lambda: 1.0, model)().values == (1.0,)
+    assert Evaluation(lambda net: [float(net is model)], model)().values == (1.0,)
+    assert Evaluation(lambda net=None: float(net is None), model)().values == (1.0,)
+    pair = {"a": model, "b": Net()}
+    assert Evaluation(lambda models: float(models is pair), pair)().values == (1.0,)
+
+
+@pytest.mark.parametrize("evaluate", [lambda a, b: 0.0, lambda *, key: 0.0, 3.0])
+def test_any_other_signature_is_refused_at_once(evaluate):
+    with pytest.raises(ConfigError, match="evaluate"):
+        Evaluation(evaluate, Net())
+
+
+@pytest.mark.parametrize(
+    ("result", "values"),
+    [
+        (2, (2.0,)),
+        (np.float32(0.5), (0.5,)),
+        (torch.tensor(1.5), (1.5,)),
+        ([1.0, torch.tensor(2.0)], (1.0, 2.0)),
+        (torch.tensor([1.0, 2.0], requires_grad=True), (1.0, 2.0)),
+        (np.array([3.0]), (3.0,)),
+    ],
+)
+def test_numbers_and_one_a_batch_are_taken(result, values):
+    assert Evaluation(lambda: result, Net())().values == values
+
+
+@pytest.mark.parametrize("result", [None, "good", {"loss": 1.0}, [], [[1.0]], torch.zeros(2, 2)])
+def test_anything_else_is_an_evaluation_error(result):
+    with pytest.raises(EvaluationError, match="evaluate returned"):
+        Evaluation(lambda: result, Net())()
+
+
+def test_an_exception_of_the_user_is_chained():
+    def evaluate():
+        raise KeyError("batch")
+
+    with pytest.raises(EvaluationError, match="KeyError") as caught:
+        Evaluation(evaluate, Net())()
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_it_runs_in_evaluation_mode_without_gradients_from_the_same_random_numbers():
+    model, seen = Net(), []
+
+    def evaluate():
+        seen.append((model.training, model.norm.training, torch.is_grad_enabled()))
+        return float(torch.rand(1))
+
+    evaluation = Evaluation(evaluate, model)
+    assert evaluation() == evaluation()
+    assert seen == [(False, False, False)] * 2
+    assert model.training
+    assert torch.is_grad_enabled()
+
+
+def test_candidates_are_measured_inside_autocast_with_their_own_weights():
+    layer = nn.Linear(4, 1, bias=False)
+    data = torch.ones(1, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(data)  # leaves a cast of the live weights in the cache
+        with Trial({"weight": layer.weight.detach()}, Evaluation(lambda: float(layer(data)), layer)) as trial:
+            assert trial.measure([("weight", torch.full((1, 4), 2.0))]).values == (8.0,)
+        assert float(layer(data).detach()) != 8.0
+
+
+def everything(model):
+    return bits([model.state_dict(), rng_state(), [module.training for module in model.modules()]])
+
+
+def test_a_trial_measures_the_candidate_and_leaves_the_model_bit_for_bit():
+    seed_everything()
+    model = Net()
+    model.head.weight.data[0, 0] = float("nan")
+    live, before = live_tensors(model), everything(model)
+    candidate = {name: torch.zeros_like(tensor) for name, tensor in live.items()}
+    with Trial(live, Evaluation(lambda net: float(net.head.weight.abs().sum()), model)) as trial:
+        assert math.isnan(trial.reference().mean)
+        assert trial.measure(candidate.items()).mean == 0.0
+        assert everything(model) == before
+    assert everything(model) == before
+
+
+def test_the_model_is_whole_after_evaluate_raised_or_the_draft_broke_half_way():
+    model = Net()
+    live, before = live_tensors(model), everything(model)
+
+    def broken():
+        name, tensor = next(iter(live.items()))
+        yield name, torch.zeros_like(tensor)
+        raise OSError("lost")
+
+    def evaluate(net):
+        net.train()
+        evaluate_net(net)
+        raise RuntimeError("no data")
+
+    with Trial(live, Evaluation(evaluate, model)) as trial:
+        with pytest.raises(EvaluationError):
+            trial.measure((name, torch.zeros_like(tensor)) for name, tensor in live.items())
+        assert everything(model) == before
+        with pytest.raises(OSError, match="lost"):
+            trial.measure(broken())
+        assert everything(model) == before
+
+
+def test_tied_and_transposed_weights_come_back():
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    model[1].weight = nn.Parameter(model[0].weight.detach().t())  # another view of the same memory
+    live, before = live_tensors(model), bits(model.state_dict())
+    with Trial(live, Evaluation(lambda: 0.0, model)) as trial:
+        trial.measure((name, torch.zeros(8, 8)) for name in live)
+    assert bits(model.state_dict()) == before

@@ -1,0 +1,102 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from tests.training.models import Net, bits, seed_everything
+from torch import nn
+
+from dynaquant_core.training.guard import same_bits, untouched
+from dynaquant_core.training.rng import put_rng_back, rng_state
+
+
+def everything(model):
+    flags = [module.training for module in model.modules()]
+    return bits([model.state_dict(), dict(model.named_buffers()), rng_state(), flags])
+
+
+def disturb(model):
+    """What a careless evaluation does."""
+    random.random()
+    np.random.rand(3)
+    model.body.eval()
+    model.norm.train()
+    model(torch.randn(8, 16))
+    model.train()
+    model(torch.randn(8, 16))
+    model.body[0].eval()
+
+
+def test_streams_flags_and_buffers_come_back():
+    seed_everything()
+    model = Net()
+    model.body[3].eval()  # a flag of its own, as with a frozen layer
+    before = everything(model)
+    with untouched([model]):
+        disturb(model)
+        assert everything(model) != before
+    assert everything(model) == before
+
+
+def test_they_come_back_when_the_body_raises():
+    model = Net()
+    before = everything(model)
+    with pytest.raises(ZeroDivisionError), untouched([model]):
+        disturb(model)
+        raise ZeroDivisionError
+    assert everything(model) == before
+
+
+def test_replaced_added_and_deleted_buffers_come_back_as_the_same_objects():
+    model = Net()
+    model.register_buffer("cache", torch.tensor([float("nan"), -0.0]), persistent=False)
+    mean, cache = model.norm.running_mean, model.cache
+    before = everything(model)
+    with untouched([model]):
+        model.norm.running_mean = torch.ones(32)
+        model.cache[1] = 0.0
+        del model.seen
+        model.register_buffer("new", torch.zeros(2))
+    assert model.norm.running_mean is mean
+    assert model.cache is cache
+    assert everything(model) == before
+
+
+def test_buffers_that_did_not_change_are_not_written():
+    model = Net()
+    version = model.norm.running_mean._version
+    with untouched([model]):
+        model.eval()
+    assert model.norm.running_mean._version == version
+
+
+def test_a_module_used_twice_and_no_buffers():
+    shared = nn.Linear(2, 2)
+    with untouched([nn.Sequential(shared, shared), shared]):
+        shared.eval()
+    assert shared.training
+
+
+def test_random_streams_continue_identically():
+    seed_everything(3)
+    random.gauss(0, 1)  # leaves a second normal number in store
+    np.random.randn()
+    state = rng_state()
+    first = [random.gauss(0, 1), np.random.randn(), torch.rand(2).tolist()]
+    put_rng_back(state)
+    assert [random.gauss(0, 1), np.random.randn(), torch.rand(2).tolist()] == first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_same_bits(dtype):
+    tensor = torch.ones(3, 2, dtype=dtype)
+    assert same_bits(tensor, tensor.clone())
+    assert same_bits(tensor.t(), tensor.t().clone())
+    other = tensor.clone()
+    other[0, 0] = 0
+    assert not same_bits(tensor, other)
+
+
+def test_same_bits_tells_signed_zeros_and_accepts_nan():
+    assert not same_bits(torch.tensor(0.0), torch.tensor(-0.0))
+    assert same_bits(torch.tensor(float("nan")), torch.tensor(float("nan")))

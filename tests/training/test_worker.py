@@ -1,0 +1,95 @@
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dynaquant_core.errors import SaveError, StorageError
+from dynaquant_core.training.worker import Worker
+
+
+def fail():
+    raise StorageError("disk full")
+
+
+def test_jobs_run_on_another_thread_one_at_a_time():
+    worker, running, most = Worker(), [], []
+
+    def job(number):
+        running.append(number)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.remove(number)
+        return number, threading.current_thread()
+
+    for number in range(5):
+        worker.submit(lambda number=number: job(number))
+    number, thread = worker.wait()
+    assert number == 4
+    assert thread is not threading.current_thread()
+    assert max(most) == 1
+
+
+def test_submit_waits_for_the_job_before():
+    worker, gate, order = Worker(), threading.Event(), []
+
+    def slow():
+        gate.wait()
+        order.append("first")
+
+    worker.submit(slow)
+    assert worker.busy
+    threading.Timer(0.05, gate.set).start()
+    worker.submit(lambda: order.append("second"))
+    worker.wait()
+    assert order == ["first", "second"]
+
+
+def test_an_error_is_raised_once_at_the_next_call_and_again_at_close():
+    worker = Worker()
+    worker.submit(fail)
+    with pytest.raises(SaveError, match="disk full") as caught:
+        worker.wait()
+    assert isinstance(caught.value.__cause__, StorageError)
+    worker.check()
+    worker.submit(lambda: "good")
+    assert worker.wait() == "good"
+    with pytest.raises(SaveError, match="disk full"):
+        worker.close()
+    worker.close()
+
+
+def test_a_failed_job_stops_the_next_submit():
+    worker, done = Worker(), []
+    worker.submit(fail)
+    with pytest.raises(SaveError):
+        worker.submit(lambda: done.append(1))
+    assert not done
+    worker.submit(lambda: done.append(1))
+    worker.wait()
+    assert done == [1]
+
+
+def test_the_last_good_result_stays():
+    worker = Worker()
+    assert worker.wait() is None
+    worker.submit(lambda: 1)
+    worker.wait()
+    worker.submit(fail)
+    with pytest.raises(SaveError):
+        worker.wait()
+    assert worker.result == 1
+
+
+def test_a_program_that_forgets_to_close_still_finishes_the_write(tmp_path):
+    program = (
+        "import sys, time\n"
+        "from dynaquant_core.training.worker import Worker\n"
+        "def job():\n"
+        "    time.sleep(0.2)\n"
+        "    open(sys.argv[1], 'w').write('whole')\n"
+        "Worker().submit(job)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=True, timeout=60)
+    assert (tmp_path / "out").read_text() == "whole"
