@@ -29,6 +29,7 @@ help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -9
 
 $(BIN)/python:
+	@echo "making an environment in $(VENV); torch is large, this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from itertools import pairwise
 from typing import TypeVar
 
 from dynaquant_core.errors import ConfigError
@@ -137,4 +138,4 @@ def slices(n: int, minimum: int) -> list[slice]:
         return []
     parts = max(1, min(thread_count(), n // max(1, minimum)))
     edges = [n * part // parts for part in range(parts + 1)]
-    return [slice(low, high) for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(low, high) for low, high in pairwise(edges)]

@@ -74,15 +74,29 @@ def import_native(
 
 
 def compact(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A store.")], as_json: Json = False
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A store.")],
+    max_chain: Annotated[int, typer.Option(help="Longest chain to leave; 0: each stands alone.")] = 8,
+    keep_last: Annotated[int | None, typer.Option(help="Keep the last N checkpoints.")] = None,
+    keep_every: Annotated[int | None, typer.Option(help="Keep every step divisible by N.")] = None,
+    keep_within: Annotated[str | None, typer.Option(help="Disk budget, as 100GB.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Re-base every chain, bit-exactly, so that each checkpoint stands alone."""
-    store = CheckpointStore(path)
-    before = {step: store.info(step).stored_bytes for step in store.steps()}
+    """Free space and shorten chains; what stays decodes to the same bits."""
+    open_source(path)  # refuses what is no store before anything is made or locked
+    store = CheckpointStore(
+        path, max_chain=max_chain, keep_last=keep_last, keep_every=keep_every, keep_within=keep_within
+    )
+    before = sizes_of(store)
     with working(f"compacting {path}, {len(before)} checkpoints"):
         store.compact()
-    after = sum(store.info(step).stored_bytes for step in store.steps())
+    after = sizes_of(store)
     if as_json:
-        emit({"path": str(path), "checkpoints": len(before), "before": sum(before.values()), "after": after})
+        emit({"path": str(path), "before": before, "after": after})
         return
-    write_line(f"{path}: {len(before)} checkpoints, {size(sum(before.values()))} before, {size(after)} now")
+    was, now = (f"{len(sizes)} checkpoints, {size(sum(sizes.values()))}" for sizes in (before, after))
+    write_line(f"{path}: {was} before; {now} now")
+
+
+def sizes_of(store: CheckpointStore) -> dict[int, int]:
+    """Step -> bytes of its file."""
+    return {step: store.info(step).stored_bytes for step in store.steps()}

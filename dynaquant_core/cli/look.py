@@ -107,7 +107,10 @@ def facts(info: CheckpointInfo) -> list[tuple[str, str]]:
         ("quality", config_text(info.quality)),
         ("degradation", share(info.degradation, 3)),
         ("threshold met", yes_no(info.met)),
-        ("candidates evaluated", str(info.evaluations) + (", exhaustive search" if info.exhaustive else "")),
+        (
+            "candidates evaluated",
+            str(info.evaluations) + (", exhaustive search" if info.report.get("exhaustive") else ""),
+        ),
         ("weights kept exact", ", ".join(info.exact) or "-"),
     ]
 

@@ -25,7 +25,8 @@ from dynaquant_core.cli.native import read_native
 from dynaquant_core.cli.output import Json, emit, print_table, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import FileSource
-from dynaquant_core.store import CheckpointInfo, load_file, save_file
+from dynaquant_core.files import load_file, save_file
+from dynaquant_core.store import CheckpointInfo
 from dynaquant_core.store.exporters import resolve_exporter
 
 __all__ = ["compress", "decompress"]
@@ -50,7 +51,7 @@ def compress(
     if out is None and not dry_run:
         raise typer.BadParameter("give -o OUT.dq, or --dry-run to see what would be saved")
     config = config_of(bins=bins, prune=prune, protect=protect, embedding_bins=embedding_bins)
-    settings = {"method": method_of(method), "moments": moments, "exact": tuple(exact or ())}
+    settings: dict[str, Any] = {"method": method_of(method), "moments": moments, "exact": tuple(exact or ())}
     with working(f"compressing {native}"):
         state = read_native(native)
         if out is None or dry_run:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from dynaquant_core.errors import CheckpointNotFoundError, DynaQuantError, EmptyStoreError, NotAStoreError
+from dynaquant_core.files import load_file
 from dynaquant_core.format import FileReader
-from dynaquant_core.store import CheckpointInfo, CheckpointStore, load_file
+from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.catalogue import Catalogue, read_entry
 
 __all__ = ["FileSource", "PathArgument", "Source", "StepOption", "StoreSource", "open_source"]
@@ -55,7 +56,7 @@ def open_source(path: Path) -> Source:
     """Opens what is at ``path`` for reading.
 
     Raises:
-        EmptyStoreError: nothing is there, or a folder without a checkpoint.
+        EmptyStoreError: nothing is there, or an empty folder.
         NotAStoreError: a folder of something else.
         CorruptFileError: a file that is no checkpoint.
     """
@@ -73,18 +74,20 @@ class StoreSource:
         folder: where it is.
 
     Raises:
-        EmptyStoreError, NotAStoreError: there is no checkpoint in it, not even a damaged one.
+        EmptyStoreError: there is no checkpoint in it, not even a damaged one.
+        NotAStoreError: it holds other files only.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._store = CheckpointStore(folder)
         self._scan = Catalogue(folder).scan()
         if not self._scan.entries and not self._scan.damaged:
+            where = repr(str(folder))
             if self._scan.foreign:
-                raise NotAStoreError(f"{str(folder)!r} holds other files and no checkpoint; check the path.")
-            raise EmptyStoreError(
-                f"{str(folder)!r} is empty; nothing was saved there yet, or the path is wrong."
-            )
+                raise NotAStoreError(
+                    f"{where} holds other files and no checkpoint; give the folder of a store."
+                )
+            raise EmptyStoreError(f"{where} is empty; nothing was saved there yet, or the path is wrong.")
 
     def infos(self) -> list[CheckpointInfo]:
         """Every checkpoint whose index is sound."""
@@ -95,32 +98,26 @@ class StoreSource:
         return [str(item) for item in self._scan.damaged]
 
     def info(self, step: int | None = None) -> CheckpointInfo:
-        """The record of ``step`` as its file tells it; None: of the newest file whose index is sound."""
-        return self._entry(step).info
+        """The record of ``step`` as its file tells it; None: of the newest one that is whole."""
+        if step is not None:
+            return self._store.info(step)
+        newest = self._store.newest()
+        if newest is None:
+            raise EmptyStoreError(f"{str(self._store.path)!r} became empty while it was read; try again.")
+        return newest
 
     def load(self, step: int) -> Any:
         """The state of a step; never falls back to another."""
-        return CheckpointStore(self._folder).load(step)
+        return self._store.load(step)
 
     def tensors(self, step: int) -> list[dict[str, Any]]:
         """The tensors of a step."""
-        return tensor_table(self._entry(step).path)
+        self._store.info(step)
+        return tensor_table(self._scan.current()[step].path)
 
     def verify(self, *, deep: bool) -> list[str]:
         """Every file of the store, checked."""
-        return [str(problem) for problem in CheckpointStore(self._folder).verify(deep)]
-
-    def _entry(self, step: int | None) -> Any:
-        if step is None:
-            newest = self._scan.newest_first()
-            if not newest:
-                raise EmptyStoreError(f"{str(self._folder)!r} holds no whole checkpoint; {self.skipped()[0]}")
-            return newest[0]
-        current = self._scan.current()
-        if step not in current:
-            known = ", ".join(map(str, current)) or "none"
-            raise CheckpointNotFoundError(f"{str(self._folder)!r} has no step {step}; it has {known}.")
-        return current[step]
+        return [str(problem) for problem in self._store.verify(deep)]
 
 
 class FileSource:

@@ -62,14 +62,17 @@ def check_output(out: Array) -> None:
         ValueError: it is not a flat, contiguous uint8 or uint16 array.
     """
     if out.ndim != 1 or not out.flags.c_contiguous or out.dtype not in (np.uint8, np.uint16):
-        raise ValueError(f"Symbols decode into flat uint8 or uint16 arrays, found {out.dtype}{list(out.shape)}.")
+        raise ValueError(
+            f"Symbols decode into flat uint8 or uint16 arrays, found {out.dtype}{list(out.shape)}."
+        )
 
 
-def symbol_counts(values: Array) -> Counts:
+def symbol_counts(values: Array, step: int = 1) -> Counts:
     """How often each symbol occurs, int64[largest symbol + 1] (at least one entry).
 
     Args:
         values: uint8 or uint16[n], below `MAX_LEVELS`.
+        step: count only every ``step``-th value; the length is that of all.
 
     Raises:
         ValueError: see `check_symbols`.
@@ -80,12 +83,10 @@ def symbol_counts(values: Array) -> Counts:
         array([1, 0, 2])
     """
     values = check_symbols(values, "Symbols")
-    bins = 256 if values.dtype == np.uint8 else MAX_LEVELS
-    parts = np.zeros((4, bins), np.int64)
-    count_symbols(values, bins, parts)
+    parts = np.zeros((4, int(values.max(initial=0)) + 1), np.int64)
+    count_symbols(values, step, parts)
     counts: Counts = parts.sum(axis=0)
-    used = np.flatnonzero(counts)
-    return counts[: int(used[-1]) + 1 if used.size else 1]
+    return counts
 
 
 def joint_counts(values: Array, context: Array | None = None) -> Counts:
@@ -107,5 +108,6 @@ def joint_counts(values: Array, context: Array | None = None) -> Counts:
         return np.zeros((1, 1), np.int64)
     levels, rows = int(values.max()) + 1, int(context.max()) + 1
     parts = np.zeros((2, rows * levels), np.int64)
-    count_pairs(values, context, levels, rows, parts)
-    return parts.sum(axis=0).reshape(rows, levels)
+    count_pairs(values, context, levels, parts)
+    counts: Counts = parts.sum(axis=0).reshape(rows, levels)
+    return counts

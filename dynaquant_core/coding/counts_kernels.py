@@ -8,6 +8,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from dynaquant_core.coding.codec import Array
+
 __all__ = ["count_pairs", "count_symbols"]
 
 kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
@@ -16,29 +18,29 @@ _0 = np.uint64(0)
 _1 = np.uint64(1)
 _2 = np.uint64(2)
 _3 = np.uint64(3)
-_4 = np.uint64(4)
 
 
 @kernel
-def count_symbols(values, bins, counts):
-    """Adds the counts of ``values`` to int64[4, bins]; values from ``bins`` on count as the last bin."""
+def count_symbols(values: Array, step: int, counts: Array) -> None:
+    """Adds the counts of every ``step``-th value to int64[4, bins]; ``bins`` is above every value."""
     n = np.uint64(values.size)
-    last = np.uint64(bins - 1)
+    one = np.uint64(step)
+    two, three, four = one + one, one + one + one, one + one + one + one
     i = _0
-    while i + _4 <= n:
-        counts[_0, min(np.uint64(values[i]), last)] += 1
-        counts[_1, min(np.uint64(values[i + _1]), last)] += 1
-        counts[_2, min(np.uint64(values[i + _2]), last)] += 1
-        counts[_3, min(np.uint64(values[i + _3]), last)] += 1
-        i += _4
+    while i + three < n:
+        counts[_0, np.uint64(values[i])] += 1
+        counts[_1, np.uint64(values[i + one])] += 1
+        counts[_2, np.uint64(values[i + two])] += 1
+        counts[_3, np.uint64(values[i + three])] += 1
+        i += four
     while i < n:
-        counts[_0, min(np.uint64(values[i]), last)] += 1
-        i += _1
+        counts[_0, np.uint64(values[i])] += 1
+        i += one
 
 
 @kernel
-def count_pairs(values, contexts, levels, rows, counts):
-    """Adds the counts of (context, value) to int64[2, rows * levels]; the caller checked both ranges."""
+def count_pairs(values: Array, contexts: Array, levels: int, counts: Array) -> None:
+    """Adds the counts of (context, value) to int64[2, contexts * levels]; the caller checked both ranges."""
     n = np.uint64(values.size)
     width = np.uint64(levels)
     i = _0

@@ -6,8 +6,12 @@ Codes go into the bits lowest first (so they are stored reversed), and a table o
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
+
+from dynaquant_core.coding.codec import Array
 
 __all__ = ["limited_lengths", "pack", "unpack", "unpack_runs"]
 
@@ -16,6 +20,7 @@ kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _2 = np.uint64(2)
+_3 = np.uint64(3)
 _4 = np.uint64(4)
 _6 = np.uint64(6)
 _8 = np.uint64(8)
@@ -27,7 +32,7 @@ _63 = np.uint64(63)
 
 
 @kernel
-def limited_lengths(weights, limit, merged, is_leaf, lengths):
+def limited_lengths(weights: Array, limit: int, merged: Array, is_leaf: Array, lengths: Array) -> None:
     """Optimal code lengths of at most ``limit`` bits: package-merge (Larmore and Hirschberg 1990).
 
     Args:
@@ -65,7 +70,7 @@ def limited_lengths(weights, limit, merged, is_leaf, lengths):
 
 
 @kernel
-def pack(values, entries, out, at):
+def pack(values: Array, entries: Array, out: Array, at: Any) -> np.int64:
     """Writes the code entries[value] (code << 4 | length) of each value from byte ``at``; returns the end."""
     held, bits = _0, _0
     at = np.uint64(at)
@@ -90,7 +95,7 @@ def pack(values, entries, out, at):
 
 
 @kernel
-def unpack(out, table, longest, data, bits, end):
+def unpack(out: Array, table: Array, longest: int, data: Array, bits: Array, end: Any) -> None:
     """Decodes the four quarters of ``out`` from four places of ``data``, in turn.
 
     Args:
@@ -107,7 +112,7 @@ def unpack(out, table, longest, data, bits, end):
     b0, b1, b2, b3 = np.uint64(bits[0]), np.uint64(bits[1]), np.uint64(bits[2]), np.uint64(bits[3])
     end = np.uint64(end)
     i = _0
-    while i < q1 and max(max(b0, b1), max(b2, b3)) <= end:
+    while i < q1 and max(b0, b1, b2, b3) <= end:
         w0 = (data[b0 >> _6] >> (b0 & _63)) | ((data[(b0 >> _6) + _1] << _1) << (_63 - (b0 & _63)))
         w1 = (data[b1 >> _6] >> (b1 & _63)) | ((data[(b1 >> _6) + _1] << _1) << (_63 - (b1 & _63)))
         w2 = (data[b2 >> _6] >> (b2 & _63)) | ((data[(b2 >> _6) + _1] << _1) << (_63 - (b2 & _63)))
@@ -135,7 +140,9 @@ def unpack(out, table, longest, data, bits, end):
 
 
 @kernel
-def unpack_runs(out, table, longest, levels, data, at, end):
+def unpack_runs(
+    out: Array, table: Array, longest: int, levels: Any, data: Array, at: Any, end: Any
+) -> np.int64:
     """Decodes values and run lengths until ``out`` is full.
 
     A symbol below ``levels`` is the value levels - 1 - symbol; any other is a run of symbol - levels + 1 of

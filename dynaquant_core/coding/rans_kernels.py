@@ -11,8 +11,12 @@ call, which is why the four turns are written out.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
+
+from dynaquant_core.coding.codec import Array
 
 __all__ = ["CELL_BITS", "decode", "encode", "fill_cells", "fill_widths"]
 
@@ -42,7 +46,7 @@ _4 = np.uint64(4)
 
 
 @kernel
-def fill_widths(starts, rows, levels, packed, inverse):
+def fill_widths(starts: Array, rows: int, levels: int, packed: Array, inverse: Array) -> None:
     """Encoder's view of starts[rows * (levels + 1)].
 
     A state below width * 2**17 is divided by width as (x + round_down) * inverse >> 46.  Rounding the
@@ -62,7 +66,7 @@ def fill_widths(starts, rows, levels, packed, inverse):
 
 
 @kernel
-def fill_cells(starts, rows, levels, intervals, cells):
+def fill_cells(starts: Array, rows: int, levels: int, intervals: Array, cells: Array) -> None:
     """Decoder's view of starts[rows * (levels + 1)].
 
     ``intervals`` gets symbol << 32 | start << 16 | width for every symbol of every row, ``cells`` a copy of
@@ -82,14 +86,23 @@ def fill_cells(starts, rows, levels, intervals, cells):
 
 
 @kernel
-def _push(x, entry, inverse):
+def _push(x: Any, entry: Any, inverse: Array) -> Any:
     """The state after it took ``entry``: quotient * 2**15 + remainder + start."""
     quotient = ((x + (entry >> _31)) * inverse) >> _46
     return x + ((entry >> _16) & _MASK) + quotient * (_SCALE - (entry & _HALF))
 
 
 @kernel
-def encode(values, contexts, levels, packed, inverse, bulk, lanes, words):
+def encode(
+    values: Array,
+    contexts: Array,
+    levels: Any,
+    packed: Array,
+    inverse: Array,
+    bulk: Any,
+    lanes: Array,
+    words: Array,
+) -> np.int64:
     """Encodes ``values`` backwards into the end of ``words``.
 
     Args:
@@ -113,7 +126,7 @@ def encode(values, contexts, levels, packed, inverse, bulk, lanes, words):
     while i > bulk:
         i -= _1
         if top < _4:
-            return -1
+            return np.int64(-1)
         at = np.uint64(contexts[i]) * levels + np.uint64(values[i])
         entry = np.uint64(packed[at])
         words[top - _1] = x0 & _HALF
@@ -124,7 +137,7 @@ def encode(values, contexts, levels, packed, inverse, bulk, lanes, words):
     while i > _0:
         i -= _4
         if top < _4:
-            return -1
+            return np.int64(-1)
         at = np.uint64(contexts[i + _3]) * levels + np.uint64(values[i + _3])
         entry = np.uint64(packed[at])
         words[top - _1] = x3 & _HALF
@@ -158,19 +171,30 @@ def encode(values, contexts, levels, packed, inverse, bulk, lanes, words):
 
 
 @kernel
-def _outside(x, interval):
+def _outside(x: Any, interval: Any) -> Any:
     """Whether the state's slot lies behind the interval."""
     return (x & _MASK) - ((interval >> _16) & _HALF) >= interval & _HALF
 
 
 @kernel
-def _pop(x, interval):
+def _pop(x: Any, interval: Any) -> Any:
     """The state without its last symbol; below 2**16 it wants a word."""
     return (interval & _HALF) * (x >> _15) + (x & _MASK) - ((interval >> _16) & _HALF)
 
 
 @kernel
-def decode(out, contexts, levels, intervals, cells, bulk, lanes, words, position, limit):
+def decode(
+    out: Array,
+    contexts: Array,
+    levels: Any,
+    intervals: Array,
+    cells: Array,
+    bulk: Any,
+    lanes: Array,
+    words: Array,
+    position: int,
+    limit: int,
+) -> np.int64:
     """Decodes into ``out``; the mirror of `encode`.
 
     Args:

@@ -1,8 +1,8 @@
 """The tables of a rANS stream: what they say, and how few bytes they take.
 
-Counts are stored as square roots, q = round(sqrt(count / 2)), at least 1 where the symbol occurs: then every
-entry loses about a tenth of a bit to rounding, whatever its size, which is what an entry's learnt precision is
-worth.  The number of times each context occurs is known to the decoder, which holds the context; each row's
+Counts are stored as square roots, q = round(sqrt(count / 2)), at least 1 where the symbol occurs: rounding
+then costs about half a bit an entry, whatever its size, and finer steps would cost more than they save.  The
+number of times each context occurs is known to the decoder, which holds the context; each row's
 likeliest symbol takes what the others leave.  `tables_kernels.code_rows` codes the roots adaptively against
 their neighbours; on recorded training runs an entry costs 1 to 3 bits and the tables 0.3% of the stream.
 
@@ -11,6 +11,7 @@ Source: ours; the square-root spacing is the variance-stabilising one of Poisson
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,12 +48,14 @@ class Model:
         levels: number of symbols; decoded symbols are below it.
         starts: uint16[rows, levels + 1], each row from 0 to 2**15.
         lanes: 1 or 4 states.
+        sampled: the decoder counts the contexts in a sample only.
         slots: uint32[k], the decisions that store all this; empty after `read`.
     """
 
     levels: int
     starts: NDArray[np.uint16]
     lanes: int
+    sampled: bool
     slots: NDArray[np.uint32]
 
     def data_bits(self, joint: Counts) -> float:
@@ -63,7 +66,7 @@ class Model:
 
 
 def entropy_bits(joint: Counts) -> float:
-    """n * H(symbol | context) in bits, of counts int64[contexts, levels] (or int64[levels]).
+    """Entropy n * H(symbol | context) in bits, of counts int64[contexts, levels] (or int64[levels]).
 
     Example:
         >>> import numpy as np
@@ -103,12 +106,11 @@ _PRIOR = _prior()
 
 def _roots_of(totals: Counts) -> NDArray[np.int64]:
     """floor(16 * sqrt(totals)); exact on every machine, because IEEE 754 rounds square roots correctly."""
-    return np.sqrt(256.0 * totals).astype(np.int64)
+    roots: Counts = np.sqrt(256.0 * totals).astype(np.int64)
+    return roots
 
 
-def _starts(
-    totals: Counts, roots: NDArray[np.int32], modes: NDArray[np.int64]
-) -> NDArray[np.uint16]:
+def _starts(totals: Counts, roots: NDArray[np.int32], modes: NDArray[np.int64]) -> NDArray[np.uint16]:
     """Interval bounds in units of 2**-15; integers only, so that every machine gets the same."""
     rows = np.arange(totals.size)
     square = roots.astype(np.int64) ** 2
@@ -131,11 +133,13 @@ def _starts(
     return starts
 
 
-def fit(joint: Counts) -> Model:
+def fit(joint: Counts, sample: Counts | None = None) -> Model:
     """The model of symbols with these counts, and the decisions that store it.
 
     Args:
         joint: int64[contexts, levels], at most `MAX_LEVELS` each way, at least one count above 0.
+        sample: int64[contexts], roughly the sums of the rows; None for the sums.  Used if it is above 0
+            wherever they are: it says how fine the roots of a row are, so roughly is good enough.
 
     Example:
         >>> import numpy as np
@@ -143,26 +147,31 @@ def fit(joint: Counts) -> Model:
         >>> np.diff(model.starts.astype(int)).tolist()
         [[32506, 262], [0, 32768]]
     """
-    rows, levels = joint.shape
-    totals, modes = joint.sum(axis=1), joint.argmax(axis=1)
-    roots = np.maximum(np.rint(np.sqrt(joint / 2.0)), joint > 0).astype(np.int32)
+    levels = joint.shape[1]
+    exact, modes = joint.sum(axis=1), joint.argmax(axis=1)
+    sampled = sample is not None and bool(((sample > 0) == (exact > 0)).all())
+    totals = sample if sample is not None and sampled else exact
+    scale = totals / (2.0 * np.maximum(exact, 1))
+    roots = np.maximum(np.rint(np.sqrt(joint * scale[:, None])), joint > 0).astype(np.int32)
     starts = _starts(totals, roots, modes)
     bits = entropy_bits(joint)
-    lanes = 4 if bits >= _LANES_FROM_BITS or int(totals.sum()) >= _LANES_FROM_SYMBOLS else 1
+    lanes = 4 if bits >= _LANES_FROM_BITS or int(exact.sum()) >= _LANES_FROM_SYMBOLS else 1
     occurring = int(np.count_nonzero(totals))
     capacity = 64 + occurring * (levels + 16) + 2 * LENGTHS * int(np.count_nonzero(joint))
     slots, lane, words = np.empty(capacity, np.uint32), np.zeros(3, np.uint64), np.zeros(1, np.uint16)
-    code_number(lanes // 4, 1, slots, lane, words, 0)
+    code_number(2 * (lanes // 4) + sampled, 2, slots, lane, words, 0)
     code_number(levels - 1, _LEVEL_BITS, slots, lane, words, 0)
     code_rows(totals, _roots_of(totals), roots.ravel(), modes, levels, _PRIOR.copy(), slots, lane, words, 0)
-    return Model(levels, starts, lanes, slots[: int(lane[1])])
+    return Model(levels, starts, lanes, sampled, slots[: int(lane[1])])
 
 
-def read(totals: Counts, lane: NDArray[np.uint64], words: NDArray[np.uint16], limit: int) -> Model:
+def read(
+    count: Callable[[bool], Counts], lane: NDArray[np.uint64], words: NDArray[np.uint16], limit: int
+) -> Model:
     """Reads back what `fit` stored.
 
     Args:
-        totals: int64[contexts], how often each context occurs.
+        count: how often each context occurs, int64[contexts]; or the sample that `fit` was given.
         lane: uint64[3], state and position; moved past the tables.
         words: uint16[...], the stream.
         limit: largest number of levels that is acceptable, at most `MAX_LEVELS`.
@@ -171,16 +180,17 @@ def read(totals: Counts, lane: NDArray[np.uint64], words: NDArray[np.uint16], li
         CorruptFileError: the words are not such tables.
     """
     slots = np.empty(1, np.uint32)
-    lanes = 4 if code_number(0, 1, slots, lane, words, 1) else 1
+    flags = int(code_number(0, 2, slots, lane, words, 1))
     levels = int(code_number(0, _LEVEL_BITS, slots, lane, words, 1)) + 1
     if levels > min(limit, MAX_LEVELS):
         raise CorruptFileError(
             f"A rANS stream announces {levels} levels where its symbols have room for {limit}; "
             "load another checkpoint."
         )
+    totals = count(bool(flags & 1))
     roots, modes = np.zeros((totals.size, levels), np.int32), np.zeros(totals.size, np.int64)
     if not code_rows(
         totals, _roots_of(totals), roots.ravel(), modes, levels, _PRIOR.copy(), slots, lane, words, 1
     ):
         raise CorruptFileError("A rANS stream's tables are cut short or broken; load another checkpoint.")
-    return Model(levels, _starts(totals, roots, modes), lanes, slots[:0])
+    return Model(levels, _starts(totals, roots, modes), 4 if flags & 2 else 1, bool(flags & 1), slots[:0])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding.codec import Array
-from dynaquant_core.coding.rle_kernels import tokenize
+from dynaquant_core.coding.rle_kernels import expect, tokenize
 
 __all__ = ["RUN_CAP", "expected_histogram", "histogram", "tokens"]
 
@@ -49,23 +49,7 @@ def expected_histogram(counts: NDArray[np.int64]) -> NDArray[np.float64]:
         >>> expected_histogram(np.array([50, 50]))[:5].round(1).tolist()
         [25.2, 25.2, 0.0, 12.6, 6.3]
     """
-    counts = np.asarray(counts, np.float64)
-    levels, n = counts.size, counts.sum()
-    expected = np.zeros(levels + RUN_CAP)
-    if n == 0:
-        return expected
-    for value in np.flatnonzero(counts):
-        p = counts[value] / n
-        if p == 1.0:
-            whole, rest = divmod(int(n), RUN_CAP)
-            lengths = np.zeros(RUN_CAP + 1)
-            lengths[RUN_CAP] = whole
-            lengths[rest] += rest > 0
-        else:
-            maximal = counts[value] * (1 - p) + p
-            begun = maximal / (1 - p**RUN_CAP)
-            lengths = begun * (1 - p) * p ** np.arange(-1.0, RUN_CAP)
-            lengths[0], lengths[RUN_CAP] = 0.0, begun * p ** (RUN_CAP - 1)
-        expected[levels - 1 - value] = lengths.sum()
-        expected[levels + 1 :] += lengths[2:]
+    expected = np.zeros(counts.size + RUN_CAP)
+    if counts.any():
+        expect(np.ascontiguousarray(counts), RUN_CAP, expected)
     return expected

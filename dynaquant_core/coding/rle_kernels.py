@@ -1,20 +1,24 @@
-"""Kernel of run lengths: values and runs as tokens of opposite sign."""
+"""Kernels of run lengths: values and runs as tokens of opposite sign, and how many to expect."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
-__all__ = ["tokenize"]
+from dynaquant_core.coding.codec import Array
+
+__all__ = ["expect", "tokenize"]
 
 kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)
+#: Below this an expected count is dropped, before the products underflow and become slow.
+_NOTHING = 1e-18
 
 
 @kernel
-def tokenize(values, cap, tokens):
+def tokenize(values: Array, cap: int, tokens: Array) -> np.int64:
     """Writes -value, and the run length after it where that is above 1; returns the number of tokens.
 
     Args:
@@ -38,3 +42,37 @@ def tokenize(values, cap, tokens):
             count += _1
         i = j
     return np.int64(count)
+
+
+@kernel
+def expect(counts: Array, cap: int, expected: Array) -> None:
+    """Adds the tokens to expect of a memoryless sequence; see `rle.expected_histogram`.
+
+    Args:
+        counts: int64[levels], of each value; at least one above 0.
+        cap: longest run.
+        expected: float64[levels + cap], token t at index t + levels - 1.
+    """
+    n = 0
+    for value in range(counts.size):
+        n += counts[value]
+    zero = counts.size - 1
+    for value in range(counts.size):
+        if counts[value] == 0:
+            continue
+        p = counts[value] / n
+        beyond = 1.0
+        for _ in range(cap):
+            if beyond > _NOTHING:
+                beyond *= p
+        runs = counts[value] * (1.0 - p) + p * p
+        begun = runs / (1.0 - beyond) if p < 1.0 else n / cap
+        expected[zero - value] += begun
+        left = begun
+        for length in range(1, cap):
+            if left < _NOTHING:
+                break
+            if length > 1:
+                expected[zero + length] += left * (1.0 - p)
+            left *= p
+        expected[zero + cap] += left

@@ -3,7 +3,7 @@
 A table is a sequence of yes/no decisions, each with a probability that both sides learn as they go.  While
 encoding, the decisions are only recorded (as slots: start << 16 | width of the interval that the decision
 takes of 2**15); `push_slots` then feeds them backwards into the state, because rANS is last in, first out.
-While decoding the same traversal reads the decisions from the state.  One traversal serves both directions, so
+While decoding the same traversal reads the decisions from the state: both directions share their code, so
 they cannot drift apart.
 
 ``lane`` is uint64[3]: state, position (in the slots while encoding, in the words while decoding), and
@@ -12,12 +12,17 @@ whether words ran out.  Everything is integer arithmetic: every machine decodes 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
+
+from dynaquant_core.coding.codec import Array
 
 __all__ = ["CONTEXTS", "LENGTH_CONTEXTS", "code_lengths", "code_number", "code_rows", "push_slots"]
 
 kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
+inlined = numba.njit(nogil=True, fastmath=False, boundscheck=False, inline="always")
 
 #: A decision's learnt counts grow by STEP and are halved when their sum passes LIMIT.
 STEP = 32
@@ -39,7 +44,7 @@ LENGTH_CONTEXTS = 4 + 16 * 16
 
 
 @kernel
-def push_slots(slots, count, lane, words, top):
+def push_slots(slots: Array, count: int, lane: Array, words: Array, top: int) -> int:
     """Feeds slots[:count] backwards into lane[0]; words go down from ``top``; returns the new top."""
     x = lane[0]
     for i in range(count - 1, -1, -1):
@@ -55,8 +60,8 @@ def push_slots(slots, count, lane, words, top):
     return top
 
 
-@kernel
-def _decide(bit, ones, slots, lane, words, decoding):
+@inlined
+def _decide(bit: Any, ones: Any, slots: Array, lane: Array, words: Array, decoding: int) -> Any:
     """One decision of probability ones / 2**15: records it, or reads it."""
     if not decoding:
         start, width = (0, ones) if bit else (ones, SCALE - ones)
@@ -79,8 +84,10 @@ def _decide(bit, ones, slots, lane, words, decoding):
     return bit
 
 
-@kernel
-def _code_bit(bit, context, counts, slots, lane, words, decoding):
+@inlined
+def _code_bit(
+    bit: Any, context: Any, counts: Array, slots: Array, lane: Array, words: Array, decoding: int
+) -> Any:
     """One learnt decision; counts[2 * context:][:2] are how often it was 0 and 1."""
     zeros = counts[2 * context]
     total = zeros + counts[2 * context + 1]
@@ -94,7 +101,7 @@ def _code_bit(bit, context, counts, slots, lane, words, decoding):
 
 
 @kernel
-def code_number(number, bits, slots, lane, words, decoding):
+def code_number(number: Any, bits: int, slots: Array, lane: Array, words: Array, decoding: int) -> int:
     """A number below 2**bits, most significant bit first, every bit an even chance."""
     value = 0
     for i in range(bits - 1, -1, -1):
@@ -102,8 +109,8 @@ def code_number(number, bits, slots, lane, words, decoding):
     return value
 
 
-@kernel
-def _predict(roots, rooted, previous, row, column, levels):
+@inlined
+def _predict(roots: Array, rooted: Array, previous: Any, row: Any, column: Any, levels: int) -> Any:
     """Guesses a square root of a count (times 16) from what both sides know already.
 
     Codes move little and about as often up as down: the mirrored cell (below the diagonal), the same
@@ -114,9 +121,9 @@ def _predict(roots, rooted, previous, row, column, levels):
         return west if row == 0 and column > 0 else west // 2
     shifted = column - (row - previous)
     diagonal = -1
-    if 0 <= shifted:
+    if shifted >= 0:
         diagonal = np.int64(roots[previous * levels + shifted]) * 16 * rooted[row] // rooted[previous]
-    if column < row and row < levels:
+    if column < row < levels:
         mirror = np.int64(roots[column * levels + row]) * 16 if rooted[column] > 0 else 0
         return mirror if diagonal < 0 else (7 * mirror + 3 * diagonal) // 10
     north = np.int64(roots[previous * levels + column]) * 16 * rooted[row] // rooted[previous]
@@ -125,8 +132,17 @@ def _predict(roots, rooted, previous, row, column, levels):
     return (7 * diagonal + 2 * north + west) // 10
 
 
-@kernel
-def _code_root(root, predicted, kind, counts, slots, lane, words, decoding):
+@inlined
+def _code_root(
+    root: Any,
+    predicted: Any,
+    kind: Any,
+    counts: Array,
+    slots: Array,
+    lane: Array,
+    words: Array,
+    decoding: int,
+) -> Any:
     """One square root of a count: its bit length in unary, then its lower bits."""
     scaled = 16 + 2 * predicted
     octave = 0
@@ -145,11 +161,22 @@ def _code_root(root, predicted, kind, counts, slots, lane, words, decoding):
     high = 1 if predicted >= 48 << low else 0
     lead = _code_bit((root >> low) & 1, MANTISSA + 2 * length + high, counts, slots, lane, words, decoding)
     rest = code_number(root & ((1 << low) - 1), low, slots, lane, words, decoding)
-    return (((2 | lead) << low)) | rest
+    return ((2 | lead) << low) | rest
 
 
 @kernel
-def code_rows(totals, rooted, roots, modes, levels, counts, slots, lane, words, decoding):
+def code_rows(
+    totals: Array,
+    rooted: Array,
+    roots: Array,
+    modes: Array,
+    levels: int,
+    counts: Array,
+    slots: Array,
+    lane: Array,
+    words: Array,
+    decoding: int,
+) -> np.int64:
     """A table of counts, one row a context that occurs.
 
     Args:
@@ -176,17 +203,15 @@ def code_rows(totals, rooted, roots, modes, levels, counts, slots, lane, words, 
             continue
         moved = 1
         if row < levels:
-            moved = _code_bit(
-                1 if modes[row] != row else 0, DIAGONAL, counts, slots, lane, words, decoding
-            )
+            moved = _code_bit(1 if modes[row] != row else 0, DIAGONAL, counts, slots, lane, words, decoding)
         modes[row] = code_number(modes[row], bits, slots, lane, words, decoding) if moved else row
         if modes[row] >= levels or lane[2]:
-            return 0
+            return np.int64(0)
         for column in range(levels):
             if column == modes[row]:
                 roots[row * levels + column] = rooted[row] // 23
                 continue
-            kind = 1 if previous >= 0 and column < row and row < levels else 0
+            kind = 1 if previous >= 0 and column < row < levels else 0
             predicted = _predict(roots, rooted, previous, row, column, levels)
             roots[row * levels + column] = _code_root(
                 np.int64(roots[row * levels + column]), predicted, kind, counts, slots, lane, words, decoding
@@ -196,7 +221,9 @@ def code_rows(totals, rooted, roots, modes, levels, counts, slots, lane, words, 
 
 
 @kernel
-def code_lengths(lengths, counts, slots, lane, words, decoding):
+def code_lengths(
+    lengths: Array, counts: Array, slots: Array, lane: Array, words: Array, decoding: int
+) -> None:
     """The code lengths of a prefix code, uint8[symbols], each 0 (unused) to 15; read or filled."""
     last, before = 8, 0
     for i in range(lengths.size):

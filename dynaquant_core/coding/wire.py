@@ -10,12 +10,15 @@ Example:
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from dynaquant_core.coding.codec import Array, Buffer
+from dynaquant_core.coding.counts import is_symbols
 from dynaquant_core.errors import CorruptFileError, LimitError, TruncatedError
 
-__all__ = ["Reader", "as_bytes", "expect_size", "number", "writable_bytes"]
+__all__ = ["Reader", "as_bytes", "as_view", "expect_context", "expect_size", "number", "writable_bytes"]
 
 _ADVICE = "the stream is damaged: load another checkpoint"
 
@@ -33,6 +36,11 @@ def number(value: int) -> bytes:
 def as_bytes(values: Array) -> memoryview:
     """The bytes of a contiguous array, without a copy."""
     return memoryview(np.ascontiguousarray(values).view(np.uint8).data)
+
+
+def as_view(payload: Buffer) -> memoryview:
+    """The payload as bytes, without a copy."""
+    return memoryview(cast("bytes", payload)).cast("B")
 
 
 def writable_bytes(out: Array) -> Array:
@@ -53,11 +61,24 @@ def expect_size(payload: Buffer, size: int, codec: str) -> memoryview:
         TruncatedError: it is shorter.
         CorruptFileError: it is longer.
     """
-    view = memoryview(payload)
+    view = as_view(payload)
     if view.nbytes != size:
         error = TruncatedError if view.nbytes < size else CorruptFileError
         raise error(f"A {codec} stream has {view.nbytes} bytes, expected {size}; {_ADVICE}.")
-    return view.cast("B")
+    return view
+
+
+def expect_context(context: Array | None, n: int, codec: str) -> Array:
+    """The context symbols that a stream was written against.
+
+    Raises:
+        CorruptFileError: there are none, or not n symbols below 1024: the stream continues a base which the
+            reader does not hold.
+    """
+    if context is None or context.size != n or not is_symbols(context):
+        found = "none" if context is None else f"{context.dtype}[{context.size}]"
+        raise CorruptFileError(f"A {codec} stream needs the {n} codes of its base, found {found}; {_ADVICE}.")
+    return np.ascontiguousarray(context)
 
 
 class Reader:
@@ -69,7 +90,7 @@ class Reader:
     """
 
     def __init__(self, payload: Buffer, codec: str) -> None:
-        self.view = memoryview(payload).cast("B")
+        self.view = as_view(payload)
         self.codec = codec
         self.position = 0
 
@@ -86,7 +107,8 @@ class Reader:
         """
         if size > self.left:
             raise TruncatedError(
-                f"A {self.codec} stream ends {size - self.left} bytes early at byte {self.view.nbytes}; {_ADVICE}."
+                f"A {self.codec} stream ends {size - self.left} bytes early at byte {self.view.nbytes}; "
+                f"{_ADVICE}."
             )
         self.position += size
         return self.view[self.position - size : self.position]

@@ -154,7 +154,7 @@ def _info_entry(info: CheckpointInfo) -> dict[str, Any]:
         "stored_bytes": info.stored_bytes,
         "parts": info.parts,
         "evaluations": info.evaluations,
-        "exhaustive": info.exhaustive,
+        "exhaustive": bool(info.report.get("exhaustive", False)),
         "seconds": info.seconds,
     }
 

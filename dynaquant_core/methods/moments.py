@@ -7,82 +7,39 @@ as a base would cost a byte a value.  One that did not change at all costs nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dynaquant_core.coding import codec_by_id, encode_smallest
+from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import require_choice
-from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import Hints, Method, Reference, Space, Stream, StreamSource
-from dynaquant_core.methods.exact import Exact, words_digest
+from dynaquant_core.methods.blocks_reader import (
+    OWN,
+    POOL_POSITIVE,
+    POOL_SIGNED,
+    SAME,
+    BlocksDecoder,
+    BlocksReference,
+    Coded,
+    coded_tensor,
+)
+from dynaquant_core.methods.exact import Exact
+from dynaquant_core.methods.exact_reader import words_digest
 from dynaquant_core.methods.fixed import NoConfig, fixed_space
-from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, sliced, write_layout
+from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
 from dynaquant_core.quantize import blocks
-from dynaquant_core.state import TensorSpec, dtype_of, empty_words, fits_float32, words_of
+from dynaquant_core.state import TensorSpec, fits_float32, words_of
 from dynaquant_core.threads import map_threads
 
 __all__ = ["MOMENTS", "BlocksDraft", "BlocksReference", "LogBlocks", "moments_method"]
-
-#: Places of a tensor in the layout: unchanged, its own stream, the pool of the signed or of the others.
-SAME: Final = 0
-OWN: Final = 1
-POOL_SIGNED: Final = 2
-POOL_POSITIVE: Final = 3
 
 CODE_CODECS: Final = ("constant", "rans", "raw")
 SCALE_CODECS: Final = ("constant", "planes", "zstd", "raw")
 
 #: Shorter tensors go to the exact part: there is nothing to gain.
 MIN_ELEMENTS: Final = 256
-
-
-class Coded(NamedTuple):
-    """codes: uint8[n]; scales: int16, one a block (`quantize.blocks`)."""
-
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.int16]
-
-
-@dataclass(slots=True)
-class BlocksReference:
-    """Codes of a checkpoint's moments (a reader's side) or their digests (a writer's); a `Reference`.
-
-    Args:
-        specs: shape and dtype of the tensors that `items` yields.
-        coded: by name.
-        digests: of the tensors as they were before coding, by name.
-    """
-
-    specs: dict[str, TensorSpec]
-    coded: dict[str, Coded]
-    digests: dict[str, bytes] = field(default_factory=dict)
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, tensor), decoded one at a time.
-
-        Raises:
-            MissingBaseError: this is a writer's reference, which holds no codes.
-        """
-        for name, spec in self.specs.items():
-            if name not in self.coded:
-                raise MissingBaseError(f"The codes of {name!r} are not held; load its checkpoint first.")
-            yield name, decoded(self.coded[name], spec)
-
-    def state(self) -> dict[str, Tensor]:
-        """All tensors, decoded."""
-        return dict(self.items())
-
-
-def decoded(coded: Coded, spec: TensorSpec) -> Tensor:
-    """The tensor of some codes, on the CPU."""
-    out = torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
-    blocks.decode(coded.codes, coded.scales, out)
-    return out
 
 
 def is_signed(tensor: Tensor) -> bool:
@@ -115,7 +72,7 @@ class BlocksDraft:
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as a reader would get them, on the live tensors' devices."""
         for name, tensor in self._live.items():
-            yield name, decoded(self._code(name), self._specs[name]).to(tensor.device)
+            yield name, coded_tensor(self._code(name), self._specs[name]).to(tensor.device)
 
     @property
     def size(self) -> int:
@@ -126,8 +83,9 @@ class BlocksDraft:
 
     def detach(self) -> None:
         """Codes every tensor that changed, a byte a value, and lets go of the live ones."""
-        for name in self._changed:
-            self._code(name)
+        if self._streams is None:
+            for name in self._changed:
+                self._code(name)
         self._live = {}
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
@@ -155,8 +113,10 @@ class BlocksDraft:
         for names in pools.values():
             codes = np.concatenate([coded[name].codes for name in names])
             yield Stream(names[0], "pool", *encode_smallest(codes, None, CODE_CODECS))
-        for name in (name for name in coded if name not in place):
+        for name in [name for name in coded if name not in place]:
             yield Stream(name, "codes", *encode_smallest(coded[name].codes, None, CODE_CODECS))
+            if not self._live:  # nobody can ask for it again
+                del coded[name], self._coded[name]
 
 
 class LogBlocks:
@@ -166,6 +126,7 @@ class LogBlocks:
     negative stays so, and a second moment never becomes zero.
 
     Example:
+        >>> import torch
         >>> method = LogBlocks()
         >>> moments = {"exp_avg_sq": torch.full((512,), 0.5)}
         >>> streams, _ = method.draft(moments, None, NoConfig(), Hints()).encode()
@@ -213,65 +174,7 @@ class LogBlocks:
         """
         base = ref if isinstance(ref, BlocksReference) else None
         wanted = set(streams.specs if names is None else names)
-        return _Decoder(streams, base).reference([name for name in streams.specs if name in wanted])
-
-
-class _Decoder:
-    """Reads one checkpoint's streams against its base."""
-
-    def __init__(self, source: StreamSource, base: BlocksReference | None) -> None:
-        self._source, self._base = source, base
-        self._place = read_layout(source, POOL_POSITIVE)
-        self._scales = self._read_scales()
-
-    def reference(self, wanted: list[str]) -> BlocksReference:
-        pooled = (name for name, place in self._place.items() if place >= POOL_SIGNED)
-        pools = grouped(pooled, self._place.__getitem__)
-        alone = [name for name in wanted if self._place[name] == OWN]
-        codes: dict[str, NDArray[np.uint8]] = {}
-        for members in map_threads(self._pool, list(pools.values())):
-            codes |= members
-        codes |= dict(zip(alone, map_threads(self._alone, alone), strict=True))
-        coded = {name: self._coded(name, codes) for name in wanted}
-        return BlocksReference({name: self._source.specs[name] for name in wanted}, coded)
-
-    def _coded(self, name: str, codes: Mapping[str, NDArray[np.uint8]]) -> Coded:
-        if self._place[name] != SAME:
-            return Coded(codes[name], self._scales[name])
-        coded = None if self._base is None else self._base.coded.get(name)
-        if coded is None:
-            raise MissingBaseError(f"The moment {name!r} is stored as unchanged, but no base holds it.")
-        if coded.codes.size != self._numel(name):
-            raise CorruptFileError(f"The moment {name!r} has another size than its base.")
-        return coded
-
-    def _numel(self, name: str) -> int:
-        return self._source.specs[name].numel
-
-    def _alone(self, name: str) -> NDArray[np.uint8]:
-        return self._read(name, "codes", self._numel(name))
-
-    def _pool(self, names: list[str]) -> dict[str, NDArray[np.uint8]]:
-        if max(map(self._numel, names)) > POOL_BYTES:
-            raise CorruptFileError(f"The pool of {names[0]!r} holds a tensor that is too large for it.")
-        lengths = {name: self._numel(name) for name in names}
-        return sliced(self._read(names[0], "pool", sum(lengths.values())), lengths)
-
-    def _read_scales(self) -> dict[str, NDArray[np.int16]]:
-        present = [name for name, place in self._place.items() if place != SAME]
-        if not present:
-            return {}
-        lengths = {name: blocks.scale_count(self._numel(name)) for name in present}
-        words = empty_words(TensorSpec((sum(lengths.values()),), "uint16"))
-        codec, payload = self._source.get("", "scales")
-        codec_by_id(codec).decode(payload, words)
-        return sliced(words.view(np.int16), lengths)
-
-    def _read(self, name: str, kind: str, length: int) -> NDArray[np.uint8]:
-        codes = empty_words(TensorSpec((length,), "uint8"))
-        codec, payload = self._source.get(name, kind)
-        codec_by_id(codec).decode(payload, codes)
-        return codes
+        return BlocksDecoder(streams, base).reference([name for name in streams.specs if name in wanted])
 
 
 #: ``moments=`` -> the method that writes them, unless the weights' method owns moments itself.

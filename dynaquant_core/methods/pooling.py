@@ -17,12 +17,28 @@ from dynaquant_core.coding import codec_by_id, encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
 
-__all__ = ["POOL_BYTES", "grouped", "read_layout", "sliced", "write_layout"]
+__all__ = ["POOL_BYTES", "decode_stream", "grouped", "read_layout", "sliced", "write_layout"]
 
 K = TypeVar("K", bound=Hashable)
 
 #: Tensors of at most so many bytes are pooled.
 POOL_BYTES = 1 << 14
+
+
+def decode_stream(
+    source: StreamSource, name: str, kind: str, out: NDArray[Any], context: NDArray[Any] | None = None
+) -> None:
+    """Decodes one stream into ``out``, against ``context`` if there is one.
+
+    Raises:
+        CorruptFileError: the stream is missing, damaged, or of a codec that cannot carry such values.
+    """
+    codec, payload = source.get(name, kind)
+    try:
+        codec_by_id(codec).decode(payload, out, context)
+    except ValueError as error:
+        where = f"The {kind!r} stream of {name or 'the part'!r}"
+        raise CorruptFileError(f"{where} has a codec that does not carry {out.dtype} values.") from error
 
 
 def grouped(names: Iterable[str], key: Callable[[str], K]) -> dict[K, list[str]]:
@@ -62,9 +78,8 @@ def read_layout(source: StreamSource, highest: int) -> dict[str, int]:
     Raises:
         CorruptFileError: a place is above ``highest``, or the stream is not one that `write_layout` makes.
     """
-    codec, payload = source.get("", "layout")
     places = np.empty(len(source.specs), np.uint8)
-    codec_by_id(codec).decode(payload, places)
+    decode_stream(source, "", "layout", places)
     if places.size and int(places.max()) > highest:
         raise CorruptFileError(f"The layout has a tensor at place {int(places.max())}, above {highest}.")
     return dict(zip(source.specs, places.tolist(), strict=True))

@@ -15,7 +15,14 @@ from dynaquant_core.config import Config
 from dynaquant_core.errors import ConfigError, DependencyError, UnknownMethodError
 from dynaquant_core.methods.base import Method
 
-__all__ = ["BUILT_IN", "DEFAULT_METHOD", "ENTRY_POINTS", "method_for_config", "method_names", "resolve_method"]
+__all__ = [
+    "BUILT_IN",
+    "DEFAULT_METHOD",
+    "ENTRY_POINTS",
+    "method_for_config",
+    "method_names",
+    "resolve_method",
+]
 
 #: What ``method=None`` means.
 DEFAULT_METHOD = "dynaquant"
@@ -98,7 +105,9 @@ def _load(name: str) -> Any:
         return installed[name].load()
     except (ImportError, AttributeError) as error:
         point = installed[name].value
-        raise DependencyError(f"method {name!r} is installed but {point!r} fails to import: {error}.") from error
+        raise DependencyError(
+            f"method {name!r} is installed but {point!r} fails to import: {error}."
+        ) from error
 
 
 def _unknown(name: str) -> UnknownMethodError:

@@ -35,6 +35,7 @@ class Tables:
     edges: NDArray[np.float64]
     values: NDArray[np.float64]
     limits: NDArray[np.float32]
+    magnitude: NDArray[np.int64]
     cells: Cells
 
 
@@ -86,10 +87,10 @@ class Buckets(ABC):
     def unsigned(self) -> Buckets:
         """The same scheme over magnitudes."""
 
+    @property
     def magnitude_of(self) -> NDArray[np.int64]:
         """int64[size]: the magnitude bucket of each bucket."""
-        index = np.arange(self.size)
-        return np.abs(index - (self.magnitudes - 1)) if self.signed else index
+        return self._tables().magnitude
 
     def bucket_of(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
         """Bucket index of each number.
@@ -106,7 +107,7 @@ class Buckets(ABC):
             >>> buckets.values[index].round(3).tolist()
             [-1.008, 0.0, 0.299]
         """
-        bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+        bits = np.asarray(numbers, dtype=np.float32, order="C").view(np.uint32)
         return self.cells.bucket[self.cells.of(bits)].astype(np.int64)
 
 
@@ -216,10 +217,12 @@ def assemble(edges: NDArray[np.float64], limits: NDArray[np.float32], shift: int
     """Tables from the magnitude buckets' edges (float64[M + 1], from 0) and limits (float32[M])."""
     low, high = edges[:-1], edges[1:]
     values = 2.0 * low * high / (low + high)
+    magnitude = np.arange(limits.size)
     if signed:
         edges = np.concatenate((-edges[:0:-1], edges[1:]))
         values = np.concatenate((-values[:0:-1], values))
-    tables = Tables(edges, values, limits, build_cells(limits, shift, signed=signed))
-    for array in (tables.edges, tables.values, tables.limits):
+        magnitude = np.concatenate((magnitude[:0:-1], magnitude))
+    tables = Tables(edges, values, limits, magnitude, build_cells(limits, shift, signed=signed))
+    for array in (tables.edges, tables.values, tables.limits, tables.magnitude):
         array.flags.writeable = False
     return tables

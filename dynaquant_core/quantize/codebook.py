@@ -2,7 +2,7 @@
 
 Levels: 0 pruned, 1 protected, 2 and up the centres by ascending value, so that a change of their number
 shifts as little as possible (paper sec. 6).  A boundary between two centres is snapped to a bucket: a bucket
-goes where its own value is nearest (ours; costs under 0.1% of the squared error).
+goes where its own value is nearest (ours; at most 0.2% more squared error with 64 centres, 0.05% with 16).
 """
 
 from __future__ import annotations

@@ -21,12 +21,14 @@ from dynaquant_core.threads import map_threads, slices
 
 __all__ = ["assign", "count", "count_codes", "joint", "place", "score"]
 
-#: Elements that make a thread worth its hand-over, and elements of one block (512 KiB of float32).
+#: Elements that make a thread worth its hand-over, and elements of one block (1 MiB of float32).
 SLICE = 1 << 16
-BLOCK = 1 << 17
+BLOCK = 1 << 18
 
-#: Below this size one histogram is cheaper than adding up four.
-INTERLEAVE = 1 << 14
+#: Below so many elements, clearing four counters a cell costs more than counting.
+FEW = 1 << 14
+
+Bits = NDArray[np.uint32]
 
 
 def shares(size: int) -> list[slice]:
@@ -34,10 +36,18 @@ def shares(size: int) -> list[slice]:
     return slices(size, SLICE) or [slice(0, 0)]
 
 
-def blocks(part: slice) -> Iterator[slice]:
-    """Cuts a slice into blocks."""
+def blocks(part: slice, *, whole: bool = False) -> Iterator[slice]:
+    """Cuts a slice into blocks, or leaves it whole."""
+    if whole:
+        yield part
+        return
     for start in range(part.start, part.stop, BLOCK):
         yield slice(start, min(start + BLOCK, part.stop))
+
+
+def needs_no_copy(array: NDArray[Any], cells: Cells) -> bool:
+    """Whether the array's bits are keys already, so that blocks would only cost calls."""
+    return array.dtype == np.float32 and not cells.split.size
 
 
 def scores(weights: NDArray[np.float32], gradient: NDArray[Any]) -> NDArray[np.float32]:
@@ -47,37 +57,60 @@ def scores(weights: NDArray[np.float32], gradient: NDArray[Any]) -> NDArray[np.f
     return np.abs(product, out=product)
 
 
+def keys_of(bits: Bits, cells: Cells) -> tuple[Bits, np.uint32]:
+    """(keys, shift) that kernels find the cell of each bit pattern by."""
+    if not cells.split.size:
+        return bits, np.uint32(cells.shift)
+    keys = np.empty_like(bits)
+    kernels.split_keys(bits, np.uint32(cells.shift), cells.split, keys)
+    return keys, np.uint32(0)
+
+
+def add_counts(bits: Bits, cells: Cells, counts: NDArray[np.uint32]) -> None:
+    """Adds a histogram of bit patterns to ``counts`` uint32[cells, 4].
+
+    Only a run of whole, aligned pairs of words goes through the kernel; the few numbers around it do not.
+    """
+    keys, shift = keys_of(bits, cells)
+    head = min(keys.size, (keys.ctypes.data // 4) % 2)
+    tail = head + (keys.size - head) // 4 * 4
+    if cells.split.size:
+        keys, shift = keys << np.uint32(2), np.uint32(2)
+    mask = np.uint64(4 * (cells.size - 1))
+    kernels.count_words(
+        keys[head:tail].view(np.uint64), np.uint64(shift) - np.uint64(2), mask, counts.reshape(-1)
+    )
+    loose = np.concatenate((keys[:head], keys[tail:])) >> shift
+    np.add.at(counts[:, 0], loose, np.uint32(1))
+
+
 def count(flat: Tensor, cells: Cells) -> NDArray[np.int64]:
     """int64[cells]: how many values fall into each cell."""
     array = host_view(flat)
-    shift = np.uint32(cells.shift)
+    whole = needs_no_copy(array, cells)
 
     def work(part: slice) -> NDArray[np.int64]:
-        counts = np.zeros((4, cells.size), dtype=np.uint32)
-        for block in blocks(part):
-            kernels.count_cells(
-                as_bits(array[block]), shift, cells.split, np.uint64(cells.size), counts.reshape(-1)
-            )
-        total: NDArray[np.int64] = counts.sum(axis=0, dtype=np.int64)
-        return total
+        counts = np.zeros((cells.size, 4), dtype=np.uint32)
+        for block in blocks(part, whole=whole):
+            add_counts(as_bits(array[block]), cells, counts)
+        return add([counts[:, lane].astype(np.int64) for lane in range(4)])
 
-    if array.size < INTERLEAVE:
-        return np.bincount(cells.of(as_bits(array)), minlength=cells.size).astype(np.int64)
+    if array.size < FEW:
+        return np.bincount(cells.of(as_bits(array)), minlength=cells.size).astype(np.int64, copy=False)
     return add(map_threads(work, shares(array.size)))
 
 
 def score(flat: Tensor, gradient: Tensor, cells: Cells) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """(int64[cells], float64[cells]): how many scores |g w| each cell holds, and the energy of those w."""
     array, slope = host_view(flat), host_view(gradient)
-    shift = np.uint32(cells.shift)
 
     def work(part: slice) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         counts = np.zeros(cells.size, dtype=np.int64)
         energy = np.zeros(cells.size, dtype=np.float64)
         for block in blocks(part):
             weights = as_float32(array[block])
-            bits = scores(weights, slope[block]).view(np.uint32)
-            kernels.score_cells(bits, weights, shift, cells.split, counts, energy)
+            keys, shift = keys_of(scores(weights, slope[block]).view(np.uint32), cells)
+            kernels.score_cells(keys, shift, weights, counts, energy)
         return counts, energy
 
     done = map_threads(work, shares(array.size))
@@ -90,22 +123,19 @@ def joint(
     """int64[rows, levels]: how many weights fall into each row (see `Rules`) and base code."""
     array = host_view(flat)
     slope = None if gradient is None else host_view(gradient)
-    shift, width = np.uint32(cells.shift), np.uint64(levels)
-    rows = rules.table.astype(np.uint32)
-    protect, prune = np.float32(rules.protect), np.float32(rules.prune)
+    rows, width = rules.table.astype(np.uint32), np.uint64(levels)
+    thresholds = np.uint64(rules.pruned), np.float32(rules.prune), np.float32(rules.protect)
 
     def work(part: slice) -> NDArray[np.int64]:
         counts = np.zeros(rules.rows * levels, dtype=np.int64)
         for block in blocks(part):
             bits = as_bits(array[block])
+            keys, shift = keys_of(bits, cells)
             if slope is None:
-                kernels.count_joint(bits, shift, cells.split, rows, base[block], width, counts)
-                continue
-            marks = scores(bits.view(np.float32), slope[block])
-            low = np.uint64(rules.pruned)
-            kernels.count_scored(
-                bits, marks, shift, cells.split, rows, low, prune, protect, base[block], width, counts
-            )
+                kernels.count_joint(keys, shift, rows, base[block], width, counts)
+            else:
+                marks = scores(bits.view(np.float32), slope[block])
+                kernels.count_scored(keys, shift, rows, marks, *thresholds, base[block], width, counts)
         return counts
 
     return add(map_threads(work, shares(array.size))).reshape(rules.rows, levels)
@@ -117,29 +147,30 @@ def assign(
     """(uint8[n], uint16[m]): the code of each weight, and the protected weights in order as bfloat16."""
     array = host_view(flat)
     slope = None if gradient is None else host_view(gradient)
-    shift = np.uint32(cells.shift)
     levels = rules.table.astype(np.uint8)
-    protect, prune = np.float32(rules.protect), np.float32(rules.prune)
+    thresholds = np.float32(rules.prune), np.float32(rules.protect)
     codes = np.empty(array.size, dtype=np.uint8)
+    whole = slope is None and needs_no_copy(array, cells)
 
     def work(part: slice) -> list[NDArray[np.uint16]]:
-        kept = np.empty(min(part.stop - part.start, BLOCK) + 1, dtype=np.uint32)
-        pieces = []
-        for block in blocks(part):
+        size = (
+            part.stop - part.start
+        )  # pages of a whole part's buffer that nothing is written to cost nothing
+        kept = np.empty(size if whole else min(size, BLOCK), dtype=np.uint32)
+        pieces = [np.zeros(0, dtype=np.uint16)]
+        for block in blocks(part, whole=whole):
             bits, out = as_bits(array[block]), codes[block]
+            keys, shift = keys_of(bits, cells)
             if slope is None:
-                found = kernels.assign_levels(bits, shift, cells.split, levels, out, kept)
+                found = kernels.assign_levels(keys, shift, levels, bits, out, kept)
             else:
                 marks = scores(bits.view(np.float32), slope[block])
-                found = kernels.assign_scored(
-                    bits, marks, shift, cells.split, levels, prune, protect, out, kept
-                )
+                found = kernels.assign_scored(keys, shift, levels, marks, *thresholds, bits, out, kept)
             pieces.append(to_bfloat16(kept[:found]))
         return pieces
 
     done = map_threads(work, shares(array.size))
-    none = np.zeros(0, dtype=np.uint16)
-    return codes, np.concatenate([none, *(piece for pieces in done for piece in pieces)])
+    return codes, np.concatenate([piece for pieces in done for piece in pieces])
 
 
 def count_codes(codes: NDArray[np.uint8], parts: list[slice]) -> NDArray[np.int64]:
@@ -164,7 +195,7 @@ def place(
     """
     width = {2: np.uint16, 4: np.uint32, 8: np.uint64}[out.element_size()]
     target, levels = host_view(out).view(width), host_view(table).view(width)
-    kept = np.append(host_view(protected).view(width), np.zeros(1, dtype=width))
+    kept = host_view(protected).view(width)
 
     def work(piece: tuple[slice, int]) -> None:
         part, start = piece

@@ -46,11 +46,11 @@ class Cut:
     def pruned(self, buckets: Buckets) -> NDArray[np.bool_]:
         """bool[size]: buckets pruned by their magnitude (protection not yet considered)."""
         limit = self.prune if self.prune_metric == "magnitude" else -1.0
-        return (buckets.limits <= limit)[buckets.magnitude_of()]
+        return (buckets.limits <= limit)[buckets.magnitude_of]
 
     def protected(self, buckets: Buckets) -> NDArray[np.bool_]:
         """bool[size]: buckets protected by their magnitude."""
-        return (buckets.limits > self.protect_magnitude)[buckets.magnitude_of()]
+        return (buckets.limits > self.protect_magnitude)[buckets.magnitude_of]
 
 
 #: Nothing is pruned, nothing protected.

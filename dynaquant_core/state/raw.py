@@ -58,6 +58,8 @@ def tensor_of(words: Words, spec: TensorSpec) -> torch.Tensor:
         >>> tensor_of(np.array([0x3F80], np.uint16), TensorSpec((1, 1), "bfloat16"))
         tensor([[1.]], dtype=torch.bfloat16)
     """
+    if words.size == 0:
+        return torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
     flat = torch.from_numpy(words.view(np.uint8))
     return flat.view(dtype_of(spec.dtype)).reshape(spec.shape)
 

@@ -113,14 +113,18 @@ class _Walker:
         return {key: self.value(child, (*path, key)) for key, child in zip(keys, node[2], strict=True)}
 
     def _ordered(self, node: list[Any], path: Path) -> OrderedDict[str | int, Any]:
-        keyed = len(node) == 2 and (isinstance(node[1], dict) or (node[1] and node[1][:1] == ["k"]))
-        if not keyed:
+        inner = node[1] if len(node) == 2 else None
+        if not isinstance(inner, dict) and not (isinstance(inner, list) and inner[:1] == ["k"]):
             _refuse(node, path)
-        return OrderedDict(self.value(node[1], path))
+        return OrderedDict(self.value(inner, path))
 
     def _leaf(self, tag: str, rest: list[Any], path: Path) -> Any:
         if tag in "tn" and rest:
             return self._tied(tag, rest, path)
+        if tag == "N":
+            _array_type(rest, path)
+        elif rest:
+            _refuse([tag, *rest], path)
         built = self._build(tag, rest, path, self._name(path))
         self._built.append((tag, built))
         return built
@@ -146,11 +150,7 @@ class _Names(_Walker):
         self.names: list[str] = []
         self._characters = 0
 
-    def _build(self, tag: str, rest: list[Any], path: Path, name: str) -> Any:
-        if tag == "N":
-            _array_type(rest, path)
-        elif rest:
-            _refuse([tag, *rest], path)
+    def _build(self, tag: str, rest: list[Any], path: Path, name: str) -> Any:  # noqa: ARG002
         self._characters += len(name)
         if self._characters > MAX_NAMES:
             raise LimitError(f"The names of the tree's leaves have more than {MAX_NAMES} characters.")

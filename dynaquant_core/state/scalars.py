@@ -123,7 +123,8 @@ def _float_node(value: float) -> Any:
 
 def _numpy_node(value: np.generic) -> Any:
     text = plain_array_dtype(value.dtype)
-    return None if text is None else ["s", text, value.tobytes().hex()]
+    data = value.tobytes() if value.dtype.itemsize else b""  # NumPy pads an empty text
+    return None if text is None else ["s", text, data.hex()]
 
 
 def _dtype_node(value: torch.dtype) -> Any:

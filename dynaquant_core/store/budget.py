@@ -14,8 +14,10 @@ _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", st
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_budget(value: int | float | str | None) -> int | None:
-    """Bytes of ``value``: a number of bytes, or a text with a unit (KB, MB, GB, TB, PB; KiB ... are powers of 2).
+def parse_budget(value: float | str | None) -> int | None:
+    """Bytes of ``value``: a number of bytes, or a text with a unit.
+
+    KB, MB, GB, TB and PB are powers of 1000; KiB, MiB, GiB, TiB and PiB powers of 1024.
 
     Raises:
         ConfigError: it is neither, or not positive.

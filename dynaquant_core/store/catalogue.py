@@ -129,7 +129,9 @@ class Catalogue:
         with self._guard:
             self._known = {name: value for name, value in self._known.items() if name in names}
         entries.sort(key=lambda entry: (entry.order, entry.path.name))
-        return Scan(tuple(entries), tuple(damaged), not all(map(is_ours, names)))
+        return Scan(
+            tuple(entries), tuple(damaged), not all(name.startswith(".") or is_ours(name) for name in names)
+        )
 
     def forget(self, path: Path) -> None:
         """Reads ``path`` anew at the next scan."""

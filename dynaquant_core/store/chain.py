@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dynaquant_core.errors import CorruptFileError, LimitError, MissingBaseError
 from dynaquant_core.format import FileReader, Index
 from dynaquant_core.methods.base import Method, Reference
+from dynaquant_core.methods.moments import MOMENTS
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.state import TensorSpec
 from dynaquant_core.store.catalogue import Entry, Scan
@@ -91,7 +92,7 @@ class Chain:
         if not specs or chosen == []:
             return None
         written = self.last.meta.parts[part]
-        method = self._method(written)
+        method = self.method(part)
         reference: Reference | None = None
         for link in self._links:
             self._check(link, part, specs, written)
@@ -109,8 +110,11 @@ class Chain:
                 f"the part {part!r} holds other tensors or is of another method."
             )
 
-    def _method(self, written: PartMeta) -> Method:
-        own = self._own
+    def method(self, part: str) -> Method:
+        """The method that reads a part of the checkpoint wanted; raises UnknownMethodError."""
+        written, own = self.last.meta.parts[part], self._own
+        if part == "moments" and written.method in MOMENTS:
+            return MOMENTS[written.method]()
         if own is not None and (own.name, own.options()) == (written.method, written.options):
             return own
         return resolve_method(written.spec())
@@ -141,7 +145,9 @@ def open_chain(scan: Scan, entry: Entry, own: Method | None = None) -> Iterator[
         current: Entry | None = entry
         while current is not None:
             if len(links) > MAX_DEPTH:
-                raise LimitError(f"{entry.path.name} stands on more than {MAX_DEPTH} checkpoints; it is not sound.")
+                raise LimitError(
+                    f"{entry.path.name} stands on more than {MAX_DEPTH} checkpoints; it is not sound."
+                )
             links.append(_open(stack, current))
             current = _base_of(scan, current)
         yield Chain(links[::-1], own)
@@ -152,7 +158,9 @@ def _open(stack: ExitStack, entry: Entry) -> Link:
         identity = file_identity(entry.path)
         reader = stack.enter_context(FileReader(entry.path))
     if reader.digest != entry.digest:
-        raise CorruptFileError(f"{str(entry.path)!r} was replaced by another checkpoint while it was looked up.")
+        raise CorruptFileError(
+            f"{str(entry.path)!r} was replaced by another checkpoint while it was looked up."
+        )
     return Link(entry, reader, identity)
 
 
@@ -163,7 +171,8 @@ def _base_of(scan: Scan, entry: Entry) -> Entry | None:
     base = scan.by_digest(link.digest)
     if base is None:
         raise MissingBaseError(
-            f"{entry.path.name} builds on the checkpoint of step {link.step} (sequence {link.sequence}, digest "
-            f"{link.digest}), which is not in the store or is damaged; load another step or bring that file back."
+            f"{entry.path.name} builds on the checkpoint of step {link.step} (sequence {link.sequence}, "
+            f"digest {link.digest}), which is not in the store or is damaged; "
+            "load another step or bring that file back."
         )
     return base

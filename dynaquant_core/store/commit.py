@@ -63,15 +63,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         try:
             try:
                 buffer = io.BufferedWriter(_Descriptor(descriptor), BUFFER_BYTES)
-                yield cast(BinaryIO, buffer)
+                yield cast("BinaryIO", buffer)
                 buffer.flush()
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, path)
+            temporary.replace(path)
         except BaseException:
             with suppress(OSError):
-                os.unlink(temporary)
+                temporary.unlink()
             raise
         sync_folder(path.parent)
 

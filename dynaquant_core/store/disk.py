@@ -13,7 +13,15 @@ from pathlib import Path
 
 from dynaquant_core.errors import NotAStoreError, StorageError
 
-__all__ = ["file_identity", "guarded", "is_gone", "make_folder", "require_space", "storage_error", "sync_folder"]
+__all__ = [
+    "file_identity",
+    "guarded",
+    "is_gone",
+    "make_folder",
+    "require_space",
+    "storage_error",
+    "sync_folder",
+]
 
 #: Free space asked for before a save, as a multiple of its estimated size.
 SPACE_FACTOR = 1.2

@@ -53,7 +53,9 @@ def resolve_exporter(to: str | None, path: str | os.PathLike[str]) -> Exporter:
     name = to or SUFFIXES.get(Path(path).suffix.lower())
     names = exporter_names()
     if name is None:
-        raise ConfigError(f"Cannot tell the format of {str(path)!r} by its suffix; give one of {', '.join(names)}.")
+        raise ConfigError(
+            f"Cannot tell the format of {str(path)!r} by its suffix; give one of {', '.join(names)}."
+        )
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         exporter: Exporter = getattr(import_module(module), attribute)

@@ -1,7 +1,7 @@
 """Fits what a trainer knows by parameter name (gradients, layer types) to the names of a state's tensors.
 
-A parameter "fc.weight" is the tensor "model.fc.weight" of a state {"model": ..., "optimizer": ...}: the longest
-parameter name that ends a tensor's name, with the same shape, is its own.
+A parameter "fc.weight" is the tensor "model.fc.weight" of a state {"model": ..., "optimizer": ...}: the
+longest parameter name that ends a tensor's name, with the same shape, is its own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def _shapes(modules: nn.Module | Mapping[str, nn.Module]) -> dict[str, tuple[int
     if isinstance(modules, nn.Module):
         named = modules.named_parameters(remove_duplicate=False)
         return {name: tuple(parameter.shape) for name, parameter in named}
-    return {f"{key}.{name}": shape for key, module in modules.items() for name, shape in _shapes(module).items()}
+    return {
+        f"{key}.{name}": shape for key, module in modules.items() for name, shape in _shapes(module).items()
+    }
 
 
 def _tails(name: str) -> list[str]:

@@ -40,7 +40,8 @@ class CheckpointInfo:
         config: the configuration point they were written with.
         raw_bytes: bytes of all tensors in their own dtypes, tied ones once.
         stored_bytes: size of the file.
-        parts: role ("weight", "moment", "exact") -> {"raw_bytes", "stored_bytes"}; stored bytes sum to the file's.
+        parts: role ("weight", "moment", "exact") -> {"raw_bytes", "stored_bytes"}; the latter sum to the
+            file's.
         quality: {"reference", "search"} on the search batches; None where nothing was evaluated.
         degradation: relative, positive = worse; None where nothing was evaluated.
         met: whether the threshold holds; None where nothing was evaluated.

@@ -2,7 +2,8 @@
 
 A POSIX record lock is used: unlike `flock` it is not inherited by forked data loaders, so a killed training
 process lets go of it even while its children live on, and the system names the holder's process id.  Record
-locks do not exclude threads of one process; the table below does.  The lock file stays: removing it would race.
+locks do not exclude threads of one process; the table below does.  The lock file stays: removing it would
+race.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class WriterLock:
                     os.close(held.descriptor)
 
     def _held_here(self) -> _Held | None:
-        """The entry of this process; found without opening the file, as closing it would let go of the lock."""
+        """The entry of this process; the file is not opened, as closing it would let go of the lock."""
         with guarded("look for the lock", self._path):
             try:
                 status = self._path.stat(follow_symlinks=False)

@@ -64,7 +64,7 @@ class Meta:
 
     @property
     def kind(self) -> str:
-        """ "key" or "delta"."""
+        """Either "key" or "delta"."""
         return "delta" if self.base else "key"
 
     @property
@@ -103,7 +103,9 @@ class Meta:
         numbers = {key: data.get(key, 0) for key in ("step", "sequence", "revision")}
         for key, value in numbers.items():
             if type(value) is not int or not 0 <= value < LIMIT:
-                raise CorruptFileError(f"{where}: {key!r} must be a whole number below 2^63, found {value!r:.80}.")
+                raise CorruptFileError(
+                    f"{where}: {key!r} must be a whole number below 2^63, found {value!r:.80}."
+                )
         unknown = sorted(set(data["parts"]) - set(PARTS))
         if unknown:
             raise CorruptFileError(f"{where}: the parts {unknown!r:.80} are not among {', '.join(PARTS)}.")

@@ -9,7 +9,16 @@ import re
 import uuid
 from dataclasses import dataclass
 
-__all__ = ["LOCK_FILE", "PINS_FILE", "NameHint", "checkpoint_name", "is_leftover", "is_ours", "parse_name", "temporary_name"]
+__all__ = [
+    "LOCK_FILE",
+    "PINS_FILE",
+    "NameHint",
+    "checkpoint_name",
+    "is_leftover",
+    "is_ours",
+    "parse_name",
+    "temporary_name",
+]
 
 LOCK_FILE = ".dynaquant.lock"
 PINS_FILE = "pins.json"
@@ -20,7 +29,7 @@ _LEFTOVER = re.compile(r"(?:step-\d{1,20}-seq-\d{1,20}(?:-r\d{1,6})?\.dq|pins\.j
 
 @dataclass(frozen=True, slots=True)
 class NameHint:
-    """What a checkpoint's file name says: its step, commit sequence and revision (re-based copies count up)."""
+    """What a file name says: step, commit sequence, and revision (copies on another base count up)."""
 
     step: int
     sequence: int

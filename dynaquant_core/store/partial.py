@@ -12,10 +12,11 @@ from typing import Any
 
 from dynaquant_core.state import leaf_names
 
-__all__ = ["covers", "prune"]
+__all__ = ["covers", "data_leaves", "prune"]
 
 #: Tags of leaves, and of the containers that are lists in JSON.
 LEAVES = frozenset("tnNBLU")
+CONTAINERS = frozenset("luko")
 
 _CUT = object()
 
@@ -30,6 +31,29 @@ def covers(name: str, patterns: Iterable[str]) -> bool:
     parts = name.split(".")
     above = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in above)
+
+
+def data_leaves(skeleton: Any) -> set[str]:
+    """Names of the leaves that are no tensors or numeric arrays to the user: long bytes, long lists, dates.
+
+    Example:
+        >>> data_leaves({"a": ["t"], "b": ["l", ["B"], ["t", 0]]})
+        {'b.0'}
+    """
+    return {name for name, tag in zip(leaf_names(skeleton), _tags(skeleton), strict=True) if tag not in "tn"}
+
+
+def _tags(node: Any) -> Iterator[str]:
+    """Tags of the leaves in order, tied ones once."""
+    if isinstance(node, dict):
+        for child in node.values():
+            yield from _tags(child)
+    elif isinstance(node, list) and node[0] in LEAVES:
+        if node[0] not in "tn" or len(node) == 1:
+            yield node[0]
+    elif isinstance(node, list) and node[0] in CONTAINERS:
+        for child in node[2] if node[0] == "k" else node[1:]:
+            yield from _tags(child)
 
 
 def prune(skeleton: Any, patterns: Iterable[str]) -> tuple[Any, list[str]]:
@@ -84,7 +108,9 @@ class _Pruner:
         return [node[0], *(None if item is _CUT else item for item in items)]
 
     def _keyed(self, node: list[Any], path: tuple[str, ...]) -> Any:
-        pairs = [(key, self.node(child, (*path, str(key)))) for key, child in zip(node[1], node[2], strict=True)]
+        pairs = [
+            (key, self.node(child, (*path, str(key)))) for key, child in zip(node[1], node[2], strict=True)
+        ]
         pairs = [(key, child) for key, child in pairs if child is not _CUT]
         if not pairs and not self._covered(path):
             return _CUT
@@ -94,7 +120,8 @@ class _Pruner:
         tied = node[0] in "tn" and len(node) == 2
         number = node[1] if tied else self._next
         self._next += not tied
-        if not self._covered(path) and not covers(self._names[number], self._patterns):
+        known = self._covered(path) or (not tied and covers(self._names[number], self._patterns))
+        if not known:
             return _CUT
         if number in self._number:
             return [node[0], self._number[number]]
@@ -102,5 +129,5 @@ class _Pruner:
         self.kept.append(self._names[number])
         return [node[0]] if tied else node
 
-    def _covered(self, path: Iterator[str] | tuple[str, ...]) -> bool:
+    def _covered(self, path: tuple[str, ...]) -> bool:
         return covers(".".join(path), self._patterns)

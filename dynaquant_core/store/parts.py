@@ -1,7 +1,7 @@
 """The three parts of a checkpoint: which tensors go where, and what a reader holds of each.
 
-"weights": what the chosen method owns and accepts.  "moments": the optimizer's moments, by the moments policy.
-"exact": everything else, and whatever a pattern of ``exact=`` names.
+"weights": what the chosen method owns and accepts.  "moments": the optimizer's moments, by the moments
+policy.  "exact": everything else, and whatever a pattern of ``exact=`` names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dynaquant_core.methods.base import Method, Reference
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.moments import moments_method
 from dynaquant_core.methods.registry import resolve_method
-from dynaquant_core.state import TensorSpec, Tree, assign_roles, matches
+from dynaquant_core.state import Role, TensorSpec, Tree, assign_roles, matches
 from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
 
 __all__ = ["Base", "Division", "HeldPart", "Settings", "config_data", "divide"]
@@ -28,7 +28,8 @@ class Settings:
     """How a store writes each part.
 
     Args:
-        weights: the method; "moments": the policy for optimizer moments; both follow the method protocol.
+        weights: the chosen method.
+        moments: the policy for optimizer moments, which follows the method protocol too.
         exact: name patterns kept bit for bit.
     """
 
@@ -53,11 +54,14 @@ class Division:
         tensors: part -> name -> tensor, in the order of the tree; parts without tensors are absent.
         roles: name -> role.
         methods: part -> the method that writes it.
+        refused: names of matrices and larger that the method owns by role and does not take (not finite,
+            too small, of another dtype); they are in "exact".
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
-    roles: Mapping[str, str]
+    roles: Mapping[str, Role]
     methods: Mapping[str, Method]
+    refused: tuple[str, ...]
 
     def part_of(self) -> dict[str, str]:
         """Name -> part."""
@@ -69,18 +73,25 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
     roles = assign_roles(tree.leaves)
     methods = {"weights": method, "moments": settings.moments, "exact": Exact()}
     found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+    refused: list[str] = []
     for leaf in tree.leaves:
-        role = roles[leaf.name]
-        if leaf.source == "data" or matches(leaf.name, settings.exact):
-            part = "exact"
-        elif role in method.owns and method.accepts(leaf.tensor):
-            part = "weights"
-        elif role == "moment" and role not in method.owns and settings.moments.accepts(leaf.tensor):
-            part = "moments"
-        else:
-            part = "exact"
+        role, part = roles[leaf.name], "exact"
+        if leaf.source != "data" and not matches(leaf.name, settings.exact):
+            owner = _owner(role, method, settings)
+            if owner is not None and methods[owner].accepts(leaf.tensor):
+                part = owner
+            elif owner == "weights" and leaf.tensor.dim() > 1:
+                refused.append(leaf.name)
         found[part][leaf.name] = leaf.tensor
-    return Division({part: tensors for part, tensors in found.items() if tensors}, roles, methods)
+    tensors = {part: members for part, members in found.items() if members}
+    return Division(tensors, roles, methods, tuple(refused))
+
+
+def _owner(role: str, method: Method, settings: Settings) -> str | None:
+    """The part whose method takes tensors of a role: the weights' method first."""
+    if role in method.owns:
+        return "weights"
+    return "moments" if role in settings.moments.owns and role == "moment" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,4 +51,6 @@ def write_pins(folder: Path, steps: Iterable[int]) -> None:
 
 
 def _damaged(path: Path, why: str) -> CorruptFileError:
-    return CorruptFileError(f"The pins file {str(path)!r} is damaged: {why}; repair it, or delete it to unpin all.")
+    return CorruptFileError(
+        f"The pins file {str(path)!r} is damaged: {why}; repair it, or delete it to unpin all."
+    )

@@ -60,7 +60,9 @@ class Reader:
             CorruptFileError: the newest file that bears the step's name is damaged.
         """
         entry = scan.current().get(step)
-        damaged = [(hint, item) for item in scan.damaged if (hint := parse_name(item.name)) and hint.step == step]
+        damaged = [
+            (hint, item) for item in scan.damaged if (hint := parse_name(item.name)) and hint.step == step
+        ]
         for hint, item in damaged:
             if entry is None or (hint.sequence, hint.revision) > entry.order:
                 return read_entry(self._folder / item.name)  # raises what is wrong with it
@@ -101,6 +103,20 @@ class Reader:
         for item in found[0].skipped:
             logger.warning("passed over a checkpoint that cannot be read: %s", item)
         return found
+
+    def read_digest(self, digest: str, action: Callable[[Chain], Result]) -> Result:
+        """Runs ``action`` on the open chain of the file of that identity.
+
+        Raises:
+            MissingBaseError: it is not in the store, or a base of it is not.
+            CorruptFileError, StorageError: it cannot be read.
+        """
+        scan = self._catalogue.scan()
+        entry = scan.by_digest(digest)
+        if entry is None:
+            raise MissingBaseError(f"The checkpoint {digest} has gone from {str(self._folder)!r}.")
+        with open_chain(scan, entry, self._own) as chain:
+            return action(chain)
 
     def _explicit(
         self, scan: Scan, step: int, action: Callable[[Chain], Result]

@@ -12,8 +12,8 @@ from torch import Tensor
 from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError
 from dynaquant_core.state import TensorSpec, flatten, unflatten
 from dynaquant_core.store.chain import Chain, Link
+from dynaquant_core.store.partial import data_leaves, prune
 from dynaquant_core.store.parts import HeldPart
-from dynaquant_core.store.partial import prune
 
 __all__ = ["fill", "part_of_state", "require_fit", "whole_state"]
 
@@ -32,9 +32,7 @@ def whole_state(link: Link, held: Mapping[str, HeldPart], device: str | torch.de
     return unflatten(link.index.skeleton, _Lookup(link, tensors))
 
 
-def part_of_state(
-    chain: Chain, names: str | Iterable[str], device: str | torch.device | None
-) -> Any:
+def part_of_state(chain: Chain, names: str | Iterable[str], device: str | torch.device | None) -> Any:
     """The part of a state that ``names`` cover; everything else is neither decoded nor returned.
 
     Args:
@@ -71,7 +69,9 @@ class _Lookup:
     def __call__(self, name: str) -> Tensor:
         tensor = self._tensors.get(name)
         if tensor is None or TensorSpec.of(tensor) != self._specs.get(name):
-            raise CorruptFileError(f"{self._where}: the tensor {name!r} is missing or is not what the index says.")
+            raise CorruptFileError(
+                f"{self._where}: the tensor {name!r} is missing or is not what the index says."
+            )
         return tensor
 
 
@@ -89,15 +89,23 @@ def _device(device: str | torch.device | None) -> torch.device:
     return found
 
 
-def require_fit(link: Link, live: Mapping[str, Tensor]) -> None:
-    """Raises StateMismatchError, naming tensors, unless ``live`` has the checkpoint's names, shapes and dtypes."""
-    stored = {tensor.name: tensor.spec for tensor in link.index.tensors}
+def require_fit(link: Link, tree: Any) -> None:
+    """Checks that a tree has the checkpoint's tensors.
+
+    Raises:
+        StateMismatchError: names, shapes or dtypes differ; names the tensors.
+    """
+    live = _live(tree)
+    data = data_leaves(link.index.skeleton)
+    stored = {tensor.name: tensor.spec for tensor in link.index.tensors if tensor.name not in data}
     problems = [f"{name!r} is stored but not in the tree" for name in stored if name not in live]
     problems += [f"{name!r} is in the tree but not stored" for name in live if name not in stored]
     for name in stored.keys() & live.keys():
         have = TensorSpec.of(live[name])
         if have != stored[name]:
-            problems.append(f"{name!r} is stored as {_described(stored[name])}, the tree has {_described(have)}")
+            problems.append(
+                f"{name!r} is stored as {_described(stored[name])}, the tree has {_described(have)}"
+            )
     if problems:
         more = f" and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
         raise StateMismatchError(
@@ -110,36 +118,55 @@ def _described(spec: TensorSpec) -> str:
     return f"{spec.dtype}{list(spec.shape)}"
 
 
+def _live(tree: Any) -> dict[str, Tensor]:
+    """The tree's own tensors and arrays by name; writing into them writes into the tree."""
+    return {leaf.name: leaf.tensor for leaf in flatten(tree).leaves if leaf.source != "data"}
+
+
 def fill(tree: Any, link: Link, held: Mapping[str, HeldPart]) -> None:
     """Writes a checkpoint into ``tree``: tensors and arrays in place, one at a time; other values replaced.
 
-    The tree was checked by `require_fit`.  Values outside dictionaries and lists (the members of a tuple)
-    cannot be replaced and must be equal already; what is stored for them is not looked at.
+    The tree was checked by `require_fit`.  Plain values in a tuple cannot be replaced and stay as they are.
     """
-    live = {leaf.name: leaf.tensor for leaf in flatten(tree).leaves if leaf.source != "data"}
-    others: dict[str, Tensor] = {}
+    live = _live(tree)
+    data: dict[str, Tensor] = {}
     with torch.no_grad():
         for part in held.values():
             for name, tensor in part.reference.items():
                 if name in live:
                     live[name].copy_(tensor)
                 else:
-                    others[name] = tensor
-    stored = {tensor.name: tensor.spec for tensor in link.index.tensors}
-    placeholders = {name: others.get(name, live.get(name)) for name in stored}
-    _graft(tree, unflatten(link.index.skeleton, lambda name: placeholders[name]))
+                    data[name] = tensor
+    _graft(tree, unflatten(link.index.skeleton, (live | data).__getitem__))
 
 
 def _graft(tree: Any, source: Any) -> None:
-    """Replaces what is neither tensor nor array in the dictionaries and lists of ``tree``."""
+    """Replaces what was not written in place, in the dictionaries and lists of ``tree``."""
+    for slot in _slots(tree, source):
+        mine, theirs = tree[slot], source[slot]
+        if type(mine) is type(theirs) and _has_places(mine):
+            _graft(mine, theirs)
+        elif not isinstance(tree, tuple) and not _is_written(mine, theirs):
+            tree[slot] = theirs
+    if isinstance(tree, list):
+        tree[len(source) :] = source[len(tree) :]
+    elif isinstance(tree, dict):
+        tree.update({key: value for key, value in source.items() if key not in tree})
+
+
+def _slots(tree: Any, source: Any) -> Iterable[Any]:
     if isinstance(tree, dict):
-        slots: Iterable[Any] = tree.keys() & source.keys()
-    elif isinstance(tree, (list, tuple)):
-        slots = range(min(len(tree), len(source)))
-    else:
-        return
-    for slot in slots:
-        if isinstance(tree[slot], (dict, list, tuple)):
-            _graft(tree[slot], source[slot])
-        elif not isinstance(tree, tuple) and not isinstance(tree[slot], (Tensor, np.ndarray)):
-            tree[slot] = source[slot]
+        return [key for key in tree if key in source]
+    return range(min(len(tree), len(source))) if isinstance(tree, (list, tuple)) else ()
+
+
+def _has_places(value: Any) -> bool:
+    """Whether something inside can be written to; a tuple of plain values is a value itself."""
+    return isinstance(value, (dict, list)) or (isinstance(value, tuple) and bool(flatten(value).leaves))
+
+
+def _is_written(mine: Any, theirs: Any) -> bool:
+    """Whether the value was written in place: a tensor, or an array on the same memory."""
+    if isinstance(mine, np.ndarray):
+        return isinstance(theirs, np.ndarray) and np.may_share_memory(mine, theirs)
+    return isinstance(mine, Tensor)

@@ -1,38 +1,52 @@
 """Which files may go: a pure function from what is on disk and what the user wants kept.
 
-A file goes only if nothing that stays needs it.  What stays is closed under two rules: the base of a file that
-stays, stays; and a file that replaces a staying file (same step, saved again) stays, so that removing the newer
-one never brings the older one back.
+A file goes only if nothing that stays needs it.  What stays is closed under two rules: the base of a file
+that stays, stays; and a file that replaces a staying file (same step, saved again) stays, so that removing
+the newer one never brings the older one back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dynaquant_core.config import require
 from dynaquant_core.store.budget import parse_budget
 
-__all__ = ["Policy", "Record", "current", "needed", "retired"]
+__all__ = ["Policy", "Record", "current", "kept", "needed", "retired", "total"]
 
 
 class Record(Protocol):
     """What retention knows about one file."""
 
     @property
-    def step(self) -> int: ...
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        ...
+
     @property
     def order(self) -> tuple[int, int]:
         """(commit sequence, revision): the larger is newer."""
         ...
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Identity of the file."""
+        ...
+
     @property
-    def base_digest(self) -> str | None: ...
+    def base_digest(self) -> str | None:
+        """Identity of what it builds on; None for a key."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of the file."""
+        ...
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,7 @@ class Policy:
         cls,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_within: int | float | str | None = None,
+        keep_within: float | str | None = None,
     ) -> Policy:
         """Validates what the user gave."""
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
@@ -69,7 +83,7 @@ class Policy:
             require(good, f"{name} must be a whole number of at least 1 or None, got {value!r}.")
         return cls(keep_last, keep_every, parse_budget(keep_within))
 
-    def wants(self, ranked: Sequence[Record]) -> list[Record]:
+    def wants(self, ranked: Sequence[AnyRecord]) -> list[AnyRecord]:
         """Those of ``ranked`` (newest first) that the first two rules keep, newest first."""
         if self.keep_last is None and self.keep_every is None:
             return list(ranked)
@@ -77,19 +91,19 @@ class Policy:
         return [r for i, r in enumerate(ranked) if i < last or (every and r.step % every == 0)]
 
 
-def current(records: Iterable[Record]) -> dict[int, Record]:
+def current(records: Iterable[AnyRecord]) -> dict[int, AnyRecord]:
     """Step -> the newest file of that step; the others are superseded."""
-    newest: dict[int, Record] = {}
+    newest: dict[int, AnyRecord] = {}
     for record in sorted(records, key=lambda r: r.order):
         newest[record.step] = record
     return newest
 
 
-def needed(keep: Iterable[Record], records: Collection[Record]) -> dict[str, Record]:
+def needed(keep: Iterable[AnyRecord], records: Collection[AnyRecord]) -> dict[str, AnyRecord]:
     """Digest -> every file that must stay so that those of ``keep`` can be read."""
-    by_digest: Mapping[str, Record] = {record.digest: record for record in records}
+    by_digest: Mapping[str, AnyRecord] = {record.digest: record for record in records}
     newest = current(records)
-    found: dict[str, Record] = {}
+    found: dict[str, AnyRecord] = {}
     waiting = list(keep)
     while waiting:
         record = waiting.pop()
@@ -97,27 +111,33 @@ def needed(keep: Iterable[Record], records: Collection[Record]) -> dict[str, Rec
             continue
         found[record.digest] = record
         waiting.append(newest[record.step])
-        if record.base_digest in by_digest:
-            waiting.append(by_digest[record.base_digest])
+        base = by_digest.get(record.base_digest or "")
+        if base is not None:
+            waiting.append(base)
     return found
 
 
-def retired(records: Collection[Record], policy: Policy, pins: Collection[int]) -> list[Record]:
+def kept(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) -> list[AnyRecord]:
+    """The checkpoints that stay for their own sake: the newest, the pinned, and what the policy wants."""
+    ranked = sorted(current(records).values(), key=lambda r: r.order, reverse=True)
+    keep = [r for i, r in enumerate(ranked) if i == 0 or r.step in pins]
+    for record in policy.wants(ranked):
+        wider = keep if record in keep else [*keep, record]
+        if policy.keep_within is not None and total(wider, records) > policy.keep_within:
+            break
+        keep = wider
+    return keep
+
+
+def retired(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) -> list[AnyRecord]:
     """The files that may be removed, descendants before their bases (a crash in between leaves no orphan).
 
     The newest checkpoint and the pinned ones always stay, whatever the budget.
     """
-    ranked = sorted(current(records).values(), key=lambda r: r.order, reverse=True)
-    keep = [r for i, r in enumerate(ranked) if i == 0 or r.step in pins]
-    for record in policy.wants(ranked):
-        wider = [*keep, record]
-        if policy.keep_within is not None and total(wider, records) > policy.keep_within:
-            break
-        keep = wider
-    stay = needed(keep, records)
+    stay = needed(kept(records, policy, pins), records)
     return sorted((r for r in records if r.digest not in stay), key=lambda r: r.order, reverse=True)
 
 
-def total(keep: Iterable[Record], records: Collection[Record]) -> int:
+def total(keep: Iterable[AnyRecord], records: Collection[AnyRecord]) -> int:
     """Bytes on disk if exactly ``keep`` and what it needs stays."""
     return sum(record.size for record in needed(keep, records).values())

@@ -20,7 +20,7 @@ from dynaquant_core.format import FileWriter, TensorEntry
 from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream
 from dynaquant_core.state import TensorSpec, Tree
 from dynaquant_core.store.info import CheckpointInfo
-from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
+from dynaquant_core.store.meta import BaseLink, PartMeta
 from dynaquant_core.store.parts import Base, Division, HeldPart, config_data
 
 __all__ = ["Saving", "Sealed"]
@@ -81,7 +81,9 @@ class Saving:
             config = method.config(config)
         if not isinstance(config, type(self.space.default)):
             expected = type(self.space.default).__name__
-            raise ConfigError(f"method {method.name!r} takes a config of type {expected}, got {config!r:.120}.")
+            raise ConfigError(
+                f"method {method.name!r} takes a config of type {expected}, got {config!r:.120}."
+            )
         if not self.live:
             return NothingToDraft(config, is_key=self._base is None)
         if self._base is None:
@@ -109,7 +111,9 @@ class Saving:
         self._seconds += time.perf_counter() - started
         report = dict(report or {})
         report["seconds"] = {"draft": self._seconds, **(report.get("seconds") or {})}
-        return Sealed(self.step, self._tree.skeleton, self._entries(), drafts, self._division, base, report, self._write)
+        return Sealed(
+            self.step, self._tree.skeleton, self._entries(), drafts, self._division, base, report, self._write
+        )
 
     def _plain_draft(self, part: str, tensors: Mapping[str, Tensor], base: Base | None) -> Draft:
         method = self._division.methods[part]

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import NotAStoreError, StoreNotEmptyError
+from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.methods.registry import method_for_config
 from dynaquant_core.state import flatten
 from dynaquant_core.store.catalogue import Catalogue
-from dynaquant_core.store.chain import MAX_DEPTH, Chain, open_chain
-from dynaquant_core.store.disk import file_identity, make_folder
+from dynaquant_core.store.chain import MAX_DEPTH, Chain, Link
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
-from dynaquant_core.store.lock import WriterLock
-from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, divide
-from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
+from dynaquant_core.store.parts import Base, Division, Settings, divide
+from dynaquant_core.store.reader import Reader
 from dynaquant_core.store.restore import fill, part_of_state, require_fit, whole_state
 from dynaquant_core.store.retention import Policy
-from dynaquant_core.store.saving import Saving, Sealed
+from dynaquant_core.store.saving import Saving
+from dynaquant_core.store.session import Session
 from dynaquant_core.store.upkeep import Upkeep
 from dynaquant_core.store.verify import Problem, verify
 from dynaquant_core.store.writer import Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["CheckpointStore"]
 
@@ -77,7 +79,7 @@ class CheckpointStore:
         max_chain: int = 8,
         keep_last: int | None = None,
         keep_every: int | None = None,
-        keep_within: int | float | str | None = None,
+        keep_within: float | str | None = None,
     ) -> None:
         good = type(max_chain) is int and 0 <= max_chain < MAX_DEPTH
         require(good, f"max_chain must be a whole number from 0 to {MAX_DEPTH - 1}, got {max_chain!r}.")
@@ -85,18 +87,39 @@ class CheckpointStore:
         if self.path.exists() and not self.path.is_dir():
             raise NotAStoreError(f"{str(self.path)!r} is a file; a store is a folder of checkpoints.")
         self._settings = Settings.of(method, moments, exact)
-        self._max_chain = max_chain
+        policy = Policy.of(keep_last, keep_every, keep_within)
         self._catalogue = Catalogue(self.path)
         self._reader = Reader(self.path, self._catalogue, self._settings.weights)
-        self._writer = Writer(self.path, self._catalogue, Policy.of(keep_last, keep_every, keep_within))
-        self._upkeep = Upkeep(self.path, self._catalogue, self._reader, self._writer, max_chain)
-        self._lock = WriterLock(self.path)
-        self._guard = threading.RLock()
-        self._base: Base | None = None
-        self._restored = False  # read since this object last took the lock
-        self._known = False  # read from or wrote to this folder
+        writer = Writer(self.path, self._catalogue, policy)
+        self._session = Session(self.path, self._catalogue, self._reader, writer, max_chain)
+        self._upkeep = Upkeep(
+            self.path,
+            self._catalogue,
+            self._reader,
+            self._session,
+            writer,
+            policy,
+            max_chain,
+            self._settings.weights,
+        )
         self._told: set[str] = set()
-        self.loaded: CheckpointInfo | None = None
+
+    @property
+    def loaded(self) -> CheckpointInfo | None:
+        """The checkpoint last saved or loaded through this object."""
+        return self._session.loaded
+
+    def close(self) -> None:
+        """Waits for a write that is under way and lets others write; the object can go on being used."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # -- saving ------------------------------------------------------------------------------------
 
@@ -140,57 +163,16 @@ class CheckpointStore:
         model: Any = None,
         config: Any = None,
     ) -> Saving:
-        """Begins a save whose configuration is still to be found (see `saving.Saving`); arguments as `save`."""
+        """Begins a save whose configuration is yet to be found; see `saving.Saving`, arguments as `save`."""
         require(type(step) is int and 0 <= step < 1 << 63, f"step must be a whole number >= 0, got {step!r}.")
         tree = flatten(state)
         method = method_for_config(config, self._settings.weights)
         division = divide(tree, self._settings, method)
-        with self._guard:
-            self._take_lock()
-            base = self._usable_base(division)
+        base = self._session.prepare(division)
         self._tell(division)
         weights = division.tensors.get("weights", {})
         hints = hints_for(weights, division.roles, gradients, model)
-        return Saving(step, tree, division, hints, base, self._commit)
-
-    def _commit(self, sealed: Sealed) -> CheckpointInfo:
-        with self._guard:
-            self._take_lock()
-            self._lock.busy = True
-            try:
-                self.loaded, self._base = self._writer.commit(sealed)
-            finally:
-                self._lock.busy = False
-            return self.loaded
-
-    def _take_lock(self) -> None:
-        make_folder(self.path)
-        self._lock.acquire(take_over=self._restored)
-        self._restored = False
-        if self._known:
-            return
-        scan = self._catalogue.scan()
-        if scan.entries or scan.damaged:
-            self._lock.release()
-            raise StoreNotEmptyError(
-                f"{str(self.path)!r} holds {len(scan.entries) + len(scan.damaged)} checkpoints of another run; "
-                "load or restore from it to go on with that run, or save into another folder."
-            )
-        self._known = True
-
-    def _usable_base(self, division: Division) -> Base | None:
-        """The base for a delta; None where a key is due."""
-        base = self._base
-        if base is None or base.depth >= self._max_chain or not base.fits(division):
-            return None
-        if all(_unchanged(path, identity) for path, identity in base.files):
-            return base
-        try:
-            self._reader.read_digest(base.link.digest, Chain.verify)
-        except FALLBACK_ERRORS as error:
-            logger.warning("the base of the next checkpoint is damaged; writing a key checkpoint: %s", error)
-            self._base = base = None
-        return base
+        return Saving(step, tree, division, hints, base, self._session.commit)
 
     def _tell(self, division: Division) -> None:
         """Logs, once a tensor, which large floating tensors of the model the method does not take."""
@@ -229,7 +211,7 @@ class CheckpointStore:
         if names is not None:
             patterns = [names] if isinstance(names, str) else list(names)
             info, state = self._reader.read(step, lambda chain: part_of_state(chain, patterns, device))
-            self._remember(info, None)
+            self._session.remember(info, None)
             return state
 
         def action(chain: Chain) -> tuple[Base, Any]:
@@ -237,7 +219,7 @@ class CheckpointStore:
             return chain.base(held), whole_state(chain.last, held, device)
 
         info, (base, state) = self._reader.read(step, action)
-        self._remember(info, base)
+        self._session.remember(info, base)
         return state
 
     def load_into(self, tree: Any, step: int | None = None) -> CheckpointInfo:
@@ -254,22 +236,15 @@ class CheckpointStore:
             StateMismatchError: names, shapes or dtypes differ; the tree is untouched.
             Others as `load`.
         """
-        live = {leaf.name: leaf.tensor for leaf in flatten(tree).leaves}
 
-        def action(chain: Chain) -> tuple[Base, Any]:
-            require_fit(chain.last, live)
-            held = chain.hold()
-            return chain.base(held), (chain.last, held)
+        def action(chain: Chain) -> tuple[Base, Link]:
+            require_fit(chain.last, tree)
+            return chain.base(chain.hold()), chain.last
 
-        info, (base, (link, held)) = self._reader.read(step, action)
-        fill(tree, link, held)
-        self._remember(info, base)
+        info, (base, link) = self._reader.read(step, action)
+        fill(tree, link, base.parts)
+        self._session.remember(info, base)
         return info
-
-    def _remember(self, info: CheckpointInfo, base: Base | None) -> None:
-        with self._guard:
-            self.loaded, self._base = info, base
-            self._known = self._restored = True
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -323,3 +298,37 @@ class CheckpointStore:
             return whole_state(chain.last, chain.hold(), None)
 
         exporter(self._reader.read(step, action)[1], Path(path))
+
+    def compact(self) -> None:
+        """Frees space: every checkpoint that stays only because another builds on it is removed.
+
+        What builds on such a one is written anew as a key checkpoint that decodes to the same bits, and so is
+        every link of a chain longer than ``max_chain``.  Old files go only after the new ones are committed.
+
+        Raises:
+            StoreLockedError: another writer holds the store.
+            StorageError: the system refused; nothing is lost.
+        """
+        self._upkeep.compact()
+
+    def delete(self, step: int) -> None:
+        """Removes a step for good, pinned or not; what builds on it is written anew first, bit for bit.
+
+        Raises:
+            CheckpointNotFoundError: the step is not there.
+            Others as `compact`.
+        """
+        self._upkeep.delete(step)
+
+    def pin(self, step: int) -> None:
+        """Keeps a step whatever the retention policy says, until `unpin`; durable.
+
+        Raises:
+            CheckpointNotFoundError: the step is not there.
+            Others as `compact`.
+        """
+        self._upkeep.pin(step)
+
+    def unpin(self, step: int) -> None:
+        """Lets retention decide again about a step; without a pin nothing happens."""
+        self._upkeep.unpin(step)

@@ -6,7 +6,6 @@ The order is the guarantee: the new file is committed first, and only then may o
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,7 +25,7 @@ from dynaquant_core.store.pins import read_pins
 from dynaquant_core.store.retention import Policy, current, retired, total
 from dynaquant_core.store.saving import Sealed
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "write_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class Writer:
         require_space(self._folder, sealed.estimate)
         meta = Meta(sealed.step, scan.next_sequence(), 0, sealed.link, sealed.parts, sealed.report)
         path = self._folder / checkpoint_name(meta.step, meta.sequence)
-        parts, seconds = _write(path, sealed, meta)
+        parts, seconds = write_file(path, sealed, meta)
         entry = read_entry(path)
         self.tidy()
         return replace(entry.info, seconds=seconds), _next_base(entry, sealed.base, parts)
@@ -88,7 +87,7 @@ class Writer:
         removed = False
         for path in paths:
             with guarded("remove", path):
-                os.unlink(path)
+                path.unlink()
             removed = True
             logger.debug("removed %s", path.name)
         if removed:
@@ -99,8 +98,8 @@ class Writer:
         link = sealed.link
         if link is not None and scan.by_digest(link.digest) is None:
             raise MissingBaseError(
-                f"The checkpoint of step {link.step}, which the save of step {sealed.step} builds on, has gone from "
-                f"{str(self._folder)!r}; save again to write a key checkpoint."
+                f"The save of step {sealed.step} builds on the checkpoint of step {link.step}, which is gone "
+                f"from {str(self._folder)!r}; save again to write a key checkpoint."
             )
 
     def _require_budget(self, scan: Scan, sealed: Sealed) -> None:
@@ -114,13 +113,20 @@ class Writer:
         must_stay = total([*pinned, *([base] if base else [])], scan.entries) + sealed.estimate
         if must_stay > budget:
             raise BudgetError(
-                f"Saving step {sealed.step} would need about {must_stay:,} bytes with the checkpoints that must "
-                f"stay, but keep_within allows {budget:,}; raise it, unpin steps or lower max_chain."
+                f"Saving step {sealed.step} would need about {must_stay:,} bytes with the checkpoints that "
+                f"must stay, but keep_within allows {budget:,}; raise it, unpin steps or lower max_chain."
             )
 
 
-def _write(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPart], dict[str, float]]:
-    """Writes and commits one file; returns what a reader holds, and where the time went."""
+def write_file(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPart], dict[str, float]]:
+    """Writes and commits one file.
+
+    Returns:
+        What a reader of it holds, and the seconds that each stage took.
+
+    Raises:
+        StorageError: the system refused; nothing appeared under ``path``.
+    """
     started = time.perf_counter()
     with atomic_file(path) as file:
         writer = FileWriter(file)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require_choice, require_number
-from dynaquant_core.errors import ConfigError, DynaQuantError, SaveError
+from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method
+from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.info import CheckpointInfo
@@ -31,6 +32,9 @@ from dynaquant_core.training.signals import SignalFlag
 from dynaquant_core.training.subject import Stateful, Subject
 from dynaquant_core.training.worker import Worker
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["DISABLE", "Checkpointer"]
 
 logger = logging.getLogger(__name__)
@@ -42,10 +46,10 @@ DISABLE = "DYNAQUANT_DISABLE"
 class Checkpointer:
     """Saves a training run into a store of compressed checkpoints, and restores it.
 
-    Saving changes no weight, no buffer, no random stream and no training flag, bit for bit.  The calling thread
-    drafts and, given ``evaluate``, searches for the smallest checkpoint whose quality is within ``threshold``;
-    encoding and committing happen on a background thread while training goes on.  Two saves are never in
-    memory together: a save that comes too soon waits for the one before.
+    Saving changes no weight, no buffer, no random stream and no training flag, bit for bit.  The calling
+    thread drafts and, given ``evaluate``, searches for the smallest checkpoint whose quality is within
+    ``threshold``; encoding and committing happen on a background thread while training goes on.  Two saves
+    are never in memory together: a save that comes too soon waits for the one before.
 
     Args:
         path: folder of the store; made at the first save.
@@ -85,8 +89,7 @@ class Checkpointer:
         ...         model(torch.ones(1, 8)).sum().backward()
         ...         optimizer.step()
         ...         checkpoints.step()
-        >>> with Checkpointer(folder.name, model, optimizer) as checkpoints:
-        ...     checkpoints.restore()
+        >>> Checkpointer(folder.name, model, optimizer).restore()
         2
         >>> folder.cleanup()
     """
@@ -115,13 +118,18 @@ class Checkpointer:
         on_error: Literal["raise", "warn"] = "raise",
         save_on: Iterable[str] = (),
     ) -> None:
-        _require_valid(threshold, mode, window, on_error)
-        subject = Subject(model, optimizer, scheduler, scaler, extra or {})
-        promise = None if evaluate is None else Promise(Evaluation(evaluate, model), threshold, mode)
+        require_choice("Checkpointer", "on_error", on_error, ("raise", "warn"))
+        require_choice("Checkpointer", "mode", mode, ("min", "max"))
+        require_number("Checkpointer", "threshold", threshold, 0, math.inf, open_high=True)
+        require_number("Checkpointer", "window", window, 0, math.inf, open_high=True)
+        self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
         self._schedule = parse_every(every)
+        how = resolve_method(method)
+        promise = None if evaluate is None else Promise(Evaluation(evaluate, model), threshold, mode)
+        self._chooser = Chooser(promise, Manager(profile=how.options().get("profile")))
         self.store = CheckpointStore(
             path,
-            method=method,
+            method=how,
             moments=moments,
             exact=exact,
             max_chain=max_chain,
@@ -129,21 +137,19 @@ class Checkpointer:
             keep_every=keep_every,
             keep_within=keep_within,
         )
-        self._enabled = os.environ.get(DISABLE, "") in {"", "0"}
-        self._window, self._warn = window, on_error == "warn"
+        self._window, self._raises = window, on_error == "raise"
         self._completed = 0
+        self._closed = self._misfit = False
         self._requested_by: str | None = None
-        self._closed = False
-        self._subject = subject
-        self._worker: Worker[CheckpointInfo] = Worker()
-        self._chooser = Chooser(promise, Manager(profile=self._profile()))
-        optimizers = subject.optimizers.values() if self._enabled else ()
-        self._collector = GradientCollector(optimizers, parameter_names(subject.models))
-        self._saver = Saver(self.store, subject, self._chooser, self._collector, self._worker)
-        self._signals = SignalFlag(save_on if self._enabled else ())
+        self._enabled = os.environ.get(DISABLE, "") in {"", "0"}
         if not self._enabled:
-            logger.warning("%s is set: nothing will be saved to %s", DISABLE, Path(path))
-        self._tap()
+            logger.warning("%s is set: nothing is saved to %s", DISABLE, self.store.path)
+        self._signals = SignalFlag(save_on if self._enabled else ())
+        watched = self._subject.optimizers.values() if self._enabled else ()
+        self._collector = GradientCollector(watched, parameter_names(self._subject.models))
+        self._worker: Worker[CheckpointInfo] = Worker()
+        self._saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
+        self._look_ahead()
 
     @property
     def completed(self) -> int:
@@ -152,20 +158,20 @@ class Checkpointer:
 
     @property
     def last(self) -> CheckpointInfo | None:
-        """The checkpoint that was committed last by this object; None before the first."""
+        """The checkpoint that this object committed last; None before the first."""
         return self._worker.result
 
     @property
     def requested_by(self) -> str | None:
-        """The signal of `save_on` that the last save on request answered; None without one."""
+        """The signal of ``save_on`` that was last answered with a save; None where none came."""
         return self._requested_by
 
     def restore(self, step: int | None = None) -> int:
         """Puts model, optimizer, scheduler, scaler, extra and random streams back.
 
         Args:
-            step: None: the newest whole checkpoint, falling back to the one before where it is damaged, which
-                is said in the log.  A number: that one, or an error.
+            step: None: the newest whole checkpoint; where one is damaged, the one before is taken and the log
+                says so.  A number: that checkpoint, or an error.
 
         Returns:
             Completed optimizer steps at the checkpoint; 0, and nothing touched, where the folder is missing
@@ -175,97 +181,130 @@ class Checkpointer:
             CheckpointNotFoundError: ``step`` is not in the store.
             StateMismatchError: the checkpoint does not fit; names the tensors; nothing was touched.
             EmptyStoreError: there are checkpoints and none is whole.
+            NotAStoreError: the folder holds something else.
             CorruptFileError: the checkpoint of ``step`` is damaged.
         """
-        self._worker.wait()
-        resumed = resume(self.store, self._subject, step)
+        self._require_open()
+        self.wait()
+        try:
+            resumed = resume(self.store, self._subject, step)
+        except StateMismatchError:
+            self._misfit = True  # it was loaded, which alone would give the right to write here
+            raise
+        self._misfit = False
         if resumed is None:
             return 0
-        self._chooser.state = resumed.search
-        self._completed = resumed.step
-        self._schedule.saved(resumed.step)
-        self._collector.stop()
-        self._tap()
+        self._completed, self._chooser.state = resumed.step, resumed.search
+        self._begin_interval()
         logger.info("restored step %d from %s", resumed.step, self.store.path)
         return resumed.step
 
     def step(self) -> None:
-        """Tells that one optimizer step is complete; saves if one is due or was asked for by a signal.
+        """Tells that one optimizer step is complete; saves if one is due, or was asked for by a signal.
 
-        With several optimizers, call it once all have stepped.
+        With several optimizers, call it once when all have stepped.
 
         Raises:
-            SaveError: a save in the background failed since the last call.
-            EvaluationError: evaluate failed at this save; an exact checkpoint was committed instead.
-            DynaQuantError: this save failed on the calling thread.
+            SaveError: a save in the background failed since the last call; training may go on.
+            EvaluationError: evaluate failed; an exact checkpoint was committed instead.
+            DynaQuantError: a save that was due failed on this thread; training may go on.
         """
         self._require_open()
         self._completed += 1
         self._schedule.advance(self._completed)
-        with self._reporting():
+        with self._on_error():
             self._worker.check()
-        signal_name = self._signals.take()
-        if signal_name is not None or self._schedule.due():
+        asked = self._signals.take()
+        if asked is not None or self._schedule.due():
             self.save()
-        if signal_name is not None:
+        if asked is not None:
             self.wait()
-            self._requested_by = signal_name
-            logger.warning("saved step %d on %s; the process goes on", self._completed, signal_name)
-        self._tap()
+            self._requested_by = asked
+            logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
+        self._look_ahead()
 
     def save(self) -> None:
-        """Saves the state as it is now, due or not; returns once it may change again.
+        """Saves the state as it is, due or not; when this returns, the state may change again.
 
         Raises:
-            SaveError: a save in the background failed since the last call; nothing was saved now.
+            SaveError: the save before failed in the background; nothing was saved now.
             EvaluationError: evaluate failed; an exact checkpoint was committed instead.
-            DynaQuantError: this save failed on the calling thread.
+            StoreNotEmptyError: the folder holds another run's checkpoints and none was restored.
+            DynaQuantError: this save failed on this thread; training may go on.
         """
         self._require_open()
         try:
-            with self._reporting():
-                self._worker.check()
             if self._enabled:
-                with self._reporting():
+                with self._on_error():
+                    self._worker.wait()
+                with self._on_error():
+                    self._require_own_folder()
                     self._saver.save(self._completed)
-        finally:
-            self._schedule.saved(self._completed)  # also after a failure: the next try is the next due step
-            self._collector.stop()
-            self._tap()
+        finally:  # after a failure too: the next attempt is at the next due step
+            self._begin_interval()
 
     def wait(self) -> CheckpointInfo | None:
-        """Waits until the save in the background is committed; returns the last checkpoint's info.
+        """Waits until the save in the background is committed; returns the info of the last checkpoint.
 
         Raises:
             SaveError: a save failed since the last call.
         """
-        with self._reporting():
+        with self._on_error():
             self._worker.wait()
         return self.last
 
     def close(self) -> None:
-        """Waits for the save in the background, and takes hooks and signal handlers off.
+        """Waits for the save in the background, takes hooks and signal handlers off, gives the store back.
 
         Raises:
-            SaveError: a save in the background failed at any time, reported before or not.
+            SaveError: a save failed in the background at any time, told before or not.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            with self._reporting():
+            with self._on_error():
                 self._worker.close()
         finally:
             self._collector.close()
             self._signals.close()
             self.store.close()
 
-    def __enter__(self) -> Checkpointer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:  # the loop's own error is the one to see; a failed save is already in the log
-            self._warn = True
+        if kind is not None:  # the loop's own error is the one to see; a failed save goes to the log
+            self._raises = False
         self.close()
+
+    def _begin_interval(self) -> None:
+        self._schedule.saved(self._completed)
+        self._collector.stop()
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        self._collector.follow(self._schedule.steps_left(), self._window)
+
+    @contextmanager
+    def _on_error(self) -> Iterator[None]:
+        """Raises our own errors or logs them, as ``on_error`` says."""
+        try:
+            yield
+        except DynaQuantError as error:
+            if self._raises:
+                raise
+            logger.warning("training goes on after a failed save: %s", error)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SaveError("the Checkpointer is closed; make a new one to go on.")
+
+    def _require_own_folder(self) -> None:
+        if self._misfit:
+            raise StoreNotEmptyError(
+                f"{str(self.store.path)!r} holds checkpoints that could not be restored into this run; "
+                f"save into another folder."
+            )

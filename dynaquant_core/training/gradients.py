@@ -1,8 +1,8 @@
 """The moving average of each parameter's gradient, tapped where every framework's step ends.
 
-Paper sec. 4.1: EMA_t = beta * g_t + (1 - beta) * EMA_(t-1), beta = 0.9 on the new gradient, the first gradient
-as a start.  Deviation: the tap is `Optimizer.register_step_post_hook`, so gradients are seen accumulated,
-reduced, unscaled and clipped, and a step that a scaler skips is not seen at all.
+Paper sec. 4.1: EMA_t = beta * g_t + (1 - beta) * EMA_(t-1), beta = 0.9 on the new gradient, the first
+gradient as a start.  Deviation: the tap is `Optimizer.register_step_post_hook`, so gradients are seen
+accumulated, reduced, unscaled and clipped, and a step that a scaler skips is not seen at all.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FOUND_INF = ""
 class GradientCollector:
     """Averages gradients on the CPU while it records; costs nothing while it does not.
 
-    Gradients that are missing leave their average as it is; so do those that are not finite.  Sparse ones are
-    made dense; of sharded ones (DTensor) the local shard counts.  The averages are float32 on the CPU; on CUDA
-    the copies run on a side stream into pinned buffers, and the averaging follows one step later.
+    Gradients that are missing leave their average as it is; so do those that are not finite.  Sparse ones
+    are made dense; of sharded ones (DTensor) the local shard counts.  The averages are float32 on the CPU; on
+    CUDA the copies run on a side stream into pinned buffers, and the averaging follows one step later.
 
     Args:
         optimizers: whose steps are watched.
@@ -78,6 +78,14 @@ class GradientCollector:
                 pass
         self._averages = {}
         self._recording = False
+
+    def follow(self, steps_left: float, window: int) -> None:
+        """Records exactly while a save is due within ``window`` steps."""
+        wanted = steps_left <= window
+        if wanted and not self._recording:
+            self.start()
+        elif self._recording and not wanted:
+            self.stop()
 
     def averages(self) -> dict[str, Tensor]:
         """The averages by parameter name, under every name of a tied one; {} where nothing was recorded."""
@@ -141,7 +149,7 @@ class GradientCollector:
 def moment_averages(
     optimizers: Iterable[Optimizer], names: Mapping[Tensor, tuple[str, ...]]
 ) -> dict[str, Tensor]:
-    """What optimizers of Adam's family know themselves: their first moment is a slower average of the gradient.
+    """What Adam's family knows by itself: its first moment is a slower average of the gradient.
 
     It serves where a save could not be foreseen (a signal, the end of a run), so that nothing was recorded.
 
@@ -159,7 +167,7 @@ def moment_averages(
 
 def _dense(gradient: Tensor) -> Tensor:
     """This rank's values as a strided tensor; sparse ones go through the CPU, to spare device memory."""
-    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient  # type: ignore[operator]
+    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return local.detach().cpu().to_dense() if local.layout != torch.strided else local
 
 

@@ -33,7 +33,8 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     Example:
         >>> import torch
         >>> weight = torch.nn.Parameter(torch.zeros(1))
-        >>> by_name(torch.optim.SGD([weight], lr=0.1), {weight: ("head.weight",)})["param_groups"][0]["params"]
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+        >>> by_name(optimizer, {weight: ("head.weight",)})["param_groups"][0]["params"]
         ['head.weight']
     """
     state: dict[str, Any] = optimizer.state_dict()
@@ -57,6 +58,8 @@ def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, whe
 
     Args:
         stored: what `by_name` gave.
+        optimizer: the one to load into.
+        names: as in `by_name`.
         where: name of the optimizer in errors.
 
     Raises:
@@ -103,15 +106,15 @@ def _is_numbered(state: Mapping[str, Any], optimizer: Optimizer) -> bool:
 def _require_same_groups(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:
     if len(saved) != len(live):
         raise StateMismatchError(
-            f"{where} has {len(live)} parameter groups and the checkpoint {len(saved)}; build it as it was built "
-            f"when the checkpoint was saved. Nothing was restored."
+            f"{where} has {len(live)} parameter groups and the checkpoint {len(saved)}; build it as it was "
+            f"built when the checkpoint was saved. Nothing was restored."
         )
     for number, (was, now) in enumerate(zip(saved, live, strict=True)):
         gone, new = set(was) - set(now), set(now) - set(was)
         if gone or new or len(was) != len(now):
             raise StateMismatchError(
-                f"{where}, group {number}: parameters {_listed(new)} are not in the checkpoint's group, and its "
-                f"{_listed(gone)} are not here; build it as it was built then. Nothing was restored."
+                f"{where}, group {number}: parameters {_listed(new)} are not in the checkpoint's group, and "
+                f"its {_listed(gone)} are not here; build it as it was built then. Nothing was restored."
             )
 
 

@@ -57,7 +57,7 @@ class PinnedCopies:
 
     def _send_from(self, device: torch.device, group: list[tuple[str, Tensor]]) -> None:
         if device not in self._landings:
-            self._landings[device] = _Landing(torch.cuda.Stream(device))
+            self._landings[device] = _Landing(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         landing = self._landings[device]
         training = torch.cuda.current_stream(device)
         landing.stream.wait_stream(training)
@@ -76,8 +76,9 @@ class PinnedCopies:
         return self._buffers[key]
 
     def _kept(self, device: torch.device, tensor: Tensor) -> bool:
-        """Whether the loop may overwrite this tensor in place: the first time (unknown), and from then on
-        whenever it is the same object as the step before.
+        """Whether the loop may overwrite this tensor in place.
+
+        Unknown the first time, so yes; from then on if it is the same object as the step before.
         """
         before = self._last.get(device)
         self._last[device] = weakref.ref(tensor)

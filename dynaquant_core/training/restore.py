@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,11 +32,13 @@ def put_back(subject: Subject, tree: Mapping[str, Any]) -> None:
     What the checkpoint holds and the run does not have is left out, with a line in the log.
 
     Args:
+        subject: the run to restore.
         tree: the loaded state; its tensors become the optimizer's own, so they must be used nowhere else.
 
     Raises:
         StateMismatchError: names, shapes or dtypes differ, or the checkpoint lacks what the run needs; names
-            the tensors; nothing was touched.
+            the tensors; nothing was touched.  Or an object's own ``load_state_dict`` refused, which no check
+            can foresee: the message then says that the run is restored in part.
     """
     steps = [
         *_models(subject, tree),
@@ -43,16 +46,32 @@ def put_back(subject: Subject, tree: Mapping[str, Any]) -> None:
         *_others(subject, tree),
     ]
     for step in steps:
-        step()
+        _do(step)
     if "rng" in tree:
         put_rng_back(tree["rng"])
     _say_left_out(subject, tree)
 
 
-Step = Callable[[], object]
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One object's ``load_state_dict``, with what it will be given."""
+
+    what: str
+    load: Callable[[Any], object]
+    state: Any
 
 
-def _models(subject: Subject, tree: Mapping[str, Any]) -> list[Step]:
+def _do(step: _Step) -> None:
+    try:
+        step.load(step.state)
+    except Exception as error:
+        raise StateMismatchError(
+            f"{step.what} refused its stored state ({type(error).__name__}: {error}); the run is restored in "
+            f"part only and must not be trained on."
+        ) from error
+
+
+def _models(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
     stored = _parts(tree, "model", subject.models)
     problems = [
         problem
@@ -65,12 +84,19 @@ def _models(subject: Subject, tree: Mapping[str, Any]) -> list[Step]:
             f"the checkpoint does not fit the model: {'; '.join(problems[:SHOWN])}{more}. "
             f"Build the model as it was built when the checkpoint was saved; nothing was restored."
         )
-    return [_loader(model, stored[name]) for name, model in subject.models.items()]
+    return [
+        _Step(_called("model", name), model.load_state_dict, _own_keys(model, stored[name]))
+        for name, model in subject.models.items()
+    ]
 
 
-def _loader(model: nn.Module, stored: Mapping[str, Any]) -> Step:
+def _own_keys(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Any]:
     keys = canonical_keys(model)
-    return lambda: model.load_state_dict({keys[name]: value for name, value in stored.items()})
+    return {keys[name]: value for name, value in stored.items()}
+
+
+def _called(part: str, name: str) -> str:
+    return f"{part}[{name!r}]" if name else part
 
 
 def _differences(prefix: str, live: Mapping[str, Any], stored: Any) -> list[str]:
@@ -100,22 +126,22 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _optimizers(subject: Subject, tree: Mapping[str, Any]) -> list[Step]:
+def _optimizers(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
     if not subject.optimizers:
         return []
     names = parameter_names(subject.models)
     stored = _parts(tree, "optimizer", subject.optimizers)
-    steps: list[Step] = []
+    steps = []
     for name, optimizer in subject.optimizers.items():
-        where = f"optimizer {name!r}" if name else "the optimizer"
-        state = by_number(stored[name], optimizer, names, where)
-        steps.append(lambda optimizer=optimizer, state=state: optimizer.load_state_dict(state))
+        what = _called("optimizer", name)
+        state = by_number(stored[name], optimizer, names, what)
+        steps.append(_Step(what, optimizer.load_state_dict, state))
     return steps
 
 
-def _others(subject: Subject, tree: Mapping[str, Any]) -> list[Step]:
+def _others(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
     """Scheduler, scaler and extra; a scaler that was off when it was saved has nothing to give back."""
-    steps: list[Step] = []
+    steps = []
     for part, objects in (
         ("scheduler", named(subject.scheduler)),
         ("scaler", named(subject.scaler)),
@@ -125,7 +151,7 @@ def _others(subject: Subject, tree: Mapping[str, Any]) -> list[Step]:
         for name, item in objects.items():
             if part == "scaler" and not stored[name]:
                 continue
-            steps.append(lambda item=item, state=stored[name]: item.load_state_dict(_like(state, item)))
+            steps.append(_Step(_called(part, name), item.load_state_dict, _like(stored[name], item)))
     return steps
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaquant_core.errors import ConfigError, StateMismatchError
+from dynaquant_core.errors import ConfigError, EmptyStoreError, StateMismatchError
 from dynaquant_core.search.memory import SearchState
+from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
@@ -29,3 +30,51 @@ class Resumed:
 
     step: int
     search: SearchState
+
+
+def resume(store: CheckpointStore, subject: Subject, step: int | None) -> Resumed | None:
+    """Loads a checkpoint and puts it back.
+
+    Args:
+        store: where from.
+        subject: the run to restore.
+        step: None: the newest whole one.
+
+    Returns:
+        None, and nothing touched, where ``step`` is None and there is no checkpoint yet.
+
+    Raises:
+        StateMismatchError: it is no training state, or not of this run; nothing was touched.
+        Others as `CheckpointStore.load`.
+    """
+    try:
+        tree = store.load(step)
+    except EmptyStoreError:
+        if step is None and store.newest() is None:
+            return None
+        raise
+    completed = _completed(tree)
+    put_back(subject, tree)
+    return Resumed(completed, _search_state(store.loaded))
+
+
+def _completed(tree: Any) -> int:
+    completed = tree.get("step") if isinstance(tree, Mapping) and "model" in tree else None
+    if not isinstance(completed, int):
+        raise StateMismatchError(
+            "the checkpoint is not the state of a training run ('step' and 'model' are missing): load it "
+            "with CheckpointStore.load; nothing was restored."
+        )
+    return completed
+
+
+def _search_state(info: CheckpointInfo | None) -> SearchState:
+    """What the search recorded; a new search where there is no record, or one of another version."""
+    recorded = None if info is None else info.report.get("search_state")
+    if recorded is None:
+        return SearchState()
+    try:
+        return SearchState.from_dict(recorded)
+    except ConfigError as error:
+        logger.warning("the search begins anew: %s", error)
+        return SearchState()

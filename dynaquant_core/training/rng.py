@@ -32,7 +32,7 @@ def rng_state() -> dict[str, Any]:
         True
     """
     version, words, gauss = random.getstate()
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {
         # an array, because 625 numbers in a tree of plain objects cost four times the bytes
         "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},

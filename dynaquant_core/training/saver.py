@@ -53,7 +53,7 @@ class Saver:
             DynaQuantError: this one failed on the calling thread.
         """
         started = time.perf_counter()
-        self._worker.wait()  # back-pressure: the memory of two saves is never held, and a delta needs its base
+        self._worker.wait()  # back-pressure: never two saves in memory, and a delta needs its base
         saving = self._store.begin(
             step,
             capture(self._subject, step),

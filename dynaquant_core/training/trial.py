@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.training.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Trial"]
 
@@ -27,11 +31,11 @@ class Trial:
     Example:
         >>> layer = torch.nn.Linear(1, 1, bias=False)
         >>> live = {"weight": layer.weight.detach()}
-        >>> before = float(layer.weight)
+        >>> before = float(layer.weight.detach())
         >>> with Trial(live, Evaluation(lambda: float(layer.weight), layer)) as trial:
         ...     trial.measure([("weight", torch.tensor([[2.0]]))])
         Quality(values=(2.0,))
-        >>> float(layer.weight) == before
+        >>> float(layer.weight.detach()) == before
         True
     """
 
@@ -40,9 +44,11 @@ class Trial:
         self._evaluation = evaluation
         self._originals: dict[str, Tensor] = {}
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> Self:
         with torch.no_grad():
-            self._originals = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._live.items()}
+            self._originals = {
+                name: tensor.detach().to("cpu", copy=True) for name, tensor in self._live.items()
+            }
         return self
 
     def __exit__(

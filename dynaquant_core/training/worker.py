@@ -92,7 +92,7 @@ class Worker(Generic[Result]):
         try:
             self._result = job()
         except BaseException as error:  # noqa: BLE001 - carried to the calling thread, never dropped
-            logger.error("a save in the background failed: %s", error)  # noqa: TRY400
+            logger.error("a save in the background failed: %s", error)
             self._fresh_error = error
             self._first_error = self._first_error or error
 

@@ -103,13 +103,20 @@ def test_export_says_so_when_it_cannot_write(shell: Shell, looked_at: Path, tmp_
 
 def test_compact_keeps_every_bit_and_frees_chains(shell: Shell, store: Path) -> None:
     before = {step: CheckpointStore(store).load(step)["model"]["0.weight"] for step in (10, 20, 30)}
-    told = shell("compact", store, "--json")
+    told = shell("compact", store, "--max-chain", 0, "--json")
     assert told.status == 0
-    assert told.json()["checkpoints"] == 3
+    assert list(told.json()["before"]) == list(told.json()["after"]) == ["10", "20", "30"]
     opened = CheckpointStore(store)
     assert {opened.info(step).kind for step in opened.steps()} == {"key"}
     for step, weight in before.items():
         assert torch.equal(opened.load(step)["model"]["0.weight"], weight)
+
+
+def test_compact_applies_the_retention_it_is_given(shell: Shell, store: Path) -> None:
+    newest = CheckpointStore(store).load(30)["model"]["0.weight"]
+    assert shell("compact", store, "--keep-last", 1).status == 0
+    assert CheckpointStore(store).steps() == [30]
+    assert torch.equal(CheckpointStore(store).load()["model"]["0.weight"], newest)
 
 
 def test_compress_and_decompress(shell: Shell, native: Path, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from tests.cli.words import Shell
 TINY = """
 name: tiny
 model: {name: char_gpt, layers: 1, width: 32, heads: 2}
-data: {name: text, source: stdlib, max_bytes: 200_000, batch: 8, context: 32, search_tokens: 2048, heldout_tokens: 2048}
+data:
+  {name: text, source: stdlib, max_bytes: 200_000, batch: 8, context: 32,
+   search_tokens: 2048, heldout_tokens: 2048}
 optimizer: {name: adamw, lr: 0.002}
 steps: 20
 checkpoint_every: 5

@@ -22,6 +22,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     chosen = np.random.default_rng(0).integers(0, len(words), 8000)
     (root / "verse.txt").write_text("".join(words[i] for i in chosen), encoding="utf-8")
     monkeypatch.setenv("DYNAQUANT_DATA", str(root))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # models this small only wait for a second thread
     (tmp_path / "place").mkdir()
     monkeypatch.chdir(tmp_path / "place")
     return tmp_path / "place"

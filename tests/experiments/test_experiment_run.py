@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from dynaquant_core.store.store import CheckpointStore
 
 from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments import Progress, events, run_experiment
+from dynaquant_core.experiments.config import validate
+from dynaquant_core.experiments.output import claim
+from dynaquant_core.store.store import CheckpointStore
 
 STAGES = {"collector", "held", "search", "draft", "encode", "commit"}
 EXACT = ["method=exact", "moments=exact"]
@@ -40,6 +41,9 @@ def test_a_killed_run_resumes_and_everything_is_recorded(tiny_file: Path) -> Non
     assert messages.count("killed (SIGKILL)") == 2
     assert (Path("out") / "report.html").exists()
     check_entries(run, store_of(results))
+    # A run without failures is its own baseline: saving, search included, changes nothing.
+    saved = run_experiment(tiny_file, ["output=saved"]).data["runs"][0]["final"]
+    assert saved["value"] == saved["baseline"] == run["final"]["baseline"]
 
 
 def check_entries(run: dict[str, Any], store: CheckpointStore) -> None:
@@ -62,9 +66,9 @@ def check_entries(run: dict[str, Any], store: CheckpointStore) -> None:
 
 
 def test_with_everything_exact_killing_changes_nothing(tiny_file: Path) -> None:
-    dropout = "model.dropout=0.1"
-    killed = run_experiment(tiny_file, [*EXACT, dropout, "failures={at: [13, 27]}", "output=killed"])
-    whole = run_experiment(tiny_file, [*EXACT, dropout, "output=whole"])
+    settings = [*EXACT, "model.dropout=0.1"]
+    whole = run_experiment(tiny_file, [*settings, "output=whole"])
+    killed = run_experiment(tiny_file, [*settings, "failures=1", "output=killed"])
     final = killed.data["runs"][0]["final"]
     assert final["relative_degradation"] == 0.0
     assert whole.data["runs"][0]["final"]["value"] == final["value"]
@@ -83,14 +87,6 @@ def same(one: Any, other: Any) -> bool:
     return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
 
 
-def test_saving_with_search_leaves_training_as_it_is(tiny_file: Path) -> None:
-    """The run without failures is its own baseline; here the claim behind that is checked."""
-    saved = run_experiment(tiny_file, ["output=saved"])
-    shutil.rmtree(Path("runs"))  # forget the baseline that the run was published as
-    killed = run_experiment(tiny_file, ["failures=1", "output=killed"])
-    assert saved.data["runs"][0]["final"]["value"] == killed.data["runs"][0]["final"]["baseline"]
-
-
 def test_nothing_is_trained_twice(tiny_file: Path) -> None:
     said: list[Progress] = []
     grid = "grid={failures: [1, 0], threshold: [0.05]}"
@@ -105,23 +101,7 @@ def test_nothing_is_trained_twice(tiny_file: Path) -> None:
     assert again.data["runs"] == results.data["runs"]
 
 
-def test_an_interrupted_experiment_goes_on_where_it_was(tiny_file: Path) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.step > 22:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment(tiny_file, ["output=out"], interrupt)
-    (run,) = run_experiment(tiny_file, ["output=out"]).data["runs"]
-    assert run["failures"] == []
-    (restore,) = run["restores"]
-    assert restore["restored_step"] == 20
-    assert [entry["step"] for entry in run["checkpoints"]] == [10, 20, 30, 40]
-
-
-def test_a_checkpoint_that_was_not_measured_is_taken_again(tiny_file: Path) -> None:
-    """As after a death between the commit and the line in the diary."""
-
+def test_an_interrupted_experiment_goes_on_and_retakes_what_was_not_measured(tiny_file: Path) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step > 32:
             raise KeyboardInterrupt
@@ -131,23 +111,28 @@ def test_a_checkpoint_that_was_not_measured_is_taken_again(tiny_file: Path) -> N
     diary = Path("out/run-0/events.jsonl")
     lines = diary.read_text(encoding="utf-8").splitlines(keepends=True)
     cut = next(i for i, line in enumerate(lines) if json.loads(line).get("kind") and '"step": 30' in line)
+    # As after a death between the commit of step 30 and the line in the diary.
     diary.write_text("".join(lines[:cut]) + lines[cut][:50], encoding="utf-8")
     (run,) = run_experiment(tiny_file, ["output=out"]).data["runs"]
-    assert run["restores"][0]["restored_step"] == 20
+    assert run["failures"] == []
+    (restore,) = run["restores"]
+    assert restore["restored_step"] == 20
     assert [entry["step"] for entry in run["checkpoints"]] == [10, 20, 30, 40]
+    assert all(entry["met"] for entry in run["checkpoints"])
 
 
-def test_an_output_folder_of_another_config_is_refused(tiny_file: Path) -> None:
-    run_experiment(tiny_file, [*EXACT, "steps=10", "output=out"])
+def test_an_output_folder_is_its_experiments_own(workplace: Path, tiny: dict[str, Any]) -> None:
+    mine = validate(tiny | {"output": "out"}, "tiny")
+    assert claim(mine) == claim(mine) == Path("out")
     with pytest.raises(ExperimentError, match=r"another config \(different: threshold\)"):
-        run_experiment(tiny_file, [*EXACT, "steps=10", "output=out", "threshold=0.2"])
+        claim(validate(tiny | {"output": "out", "threshold": 0.2}, "tiny"))
     Path("foreign").mkdir()
     (Path("foreign") / "thesis.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(ExperimentError, match="is not empty"):
-        run_experiment(tiny_file, ["output=foreign"])
-    with pytest.raises(ExperimentError, match="is a file"):
-        run_experiment(tiny_file, ["output=foreign/thesis.txt"])
+    for output, message in (("foreign", "is not empty"), ("foreign/thesis.txt", "is a file")):
+        with pytest.raises(ExperimentError, match=message):
+            claim(validate(tiny | {"output": output}, "tiny"))
     assert (Path("foreign") / "thesis.txt").read_text(encoding="utf-8") == "mine"
+    assert claim(validate(tiny, "tiny")) == Path("runs/tiny")
 
 
 @pytest.mark.parametrize(
@@ -197,7 +182,6 @@ def test_a_run_on_real_images(real_data: Path, workplace: Path, monkeypatch: pyt
         "steps": 30,
         "checkpoint_every": 10,
         "threshold": 0.05,
-        "failures": 1,
         "evaluate": {"batch": 50},
     }
     path = workplace / "images.yaml"

@@ -136,7 +136,7 @@ def test_no_tensor_is_ruined_by_its_neighbours_or_its_tails(scope):
 
 def test_gradients_protect_and_prune():
     state = {"a.weight": torch.randn(128, 128, generator=torch.Generator().manual_seed(0))}
-    slope = torch.zeros(128, 128)
+    slope = 1e-4 * torch.rand(128, 128, generator=torch.Generator().manual_seed(1))
     slope[:2] = 1.0
     hints = Hints(gradients={"a.weight": slope})
     config = dq.Config(bins=8, prune=0.5, prune_metric="sensitivity", protect=0.01)

@@ -29,9 +29,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "search": PURE | {"methods"},
     "store": PURE | {"methods", "format"},
     "training": LIBRARY - {"training"},
-    "": LIBRARY,  # the package's own __init__: the public names
-    "experiments": LIBRARY | {""},
-    "cli": LIBRARY | {"", "experiments"},
+    "files": LIBRARY - {"training"},
+    "": LIBRARY | {"files"},  # the package's own __init__: the public names
+    "experiments": LIBRARY | {"", "files"},
+    "cli": LIBRARY | {"", "files", "experiments"},
 }
 
 #: Import name -> rooms that may use it; None: any room.  The core knows no framework but torch.

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.state.trees import same, tensors
 
 from dynaquant_core.errors import CorruptFileError, LimitError
 from dynaquant_core.state import TensorSpec, dtype_of, empty_words, tensor_of, words_of
 from dynaquant_core.state.spec import _DTYPES
+from tests.state.trees import same, tensors
 
 
 @settings(deadline=None, max_examples=300)

@@ -63,7 +63,7 @@ def tensors(draw: Any) -> torch.Tensor:
     if dtype == torch.bool:
         data = bytes(byte & 1 for byte in data)
     raw = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-    tensor = raw.view(dtype).reshape(shape)
+    tensor = raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
     return tensor.transpose(0, -1) if tensor.dim() > 1 and draw(st.booleans()) else tensor
 
 

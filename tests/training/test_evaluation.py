@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.training.models import Net, bits, evaluate_net, seed_everything
 from torch import nn
 
 from dynaquant_core.errors import ConfigError, EvaluationError
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.rng import rng_state
 from dynaquant_core.training.trial import Trial
+from tests.training.models import Net, bits, evaluate_net, seed_everything
 
 
 def live_tensors(model):

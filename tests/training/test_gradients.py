@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tests.training.models import Net, gpt_loss, net_loss, one_step, seed_everything, small_gpt
 from torch import nn
 
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
 from dynaquant_core.training.names import parameter_names
+from tests.training.models import Net, gpt_loss, net_loss, one_step, seed_everything, small_gpt
 
 
 def collector_for(model, *optimizers):
@@ -34,7 +34,9 @@ def test_the_average_weighs_the_new_gradient_with_nine_tenths():
     averages = collector.averages()
     assert set(averages) == set(seen)
     for name, gradients in seen.items():
-        torch.testing.assert_close(averages[name].double(), reference_average(gradients), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            averages[name].double(), reference_average(gradients), rtol=1e-5, atol=1e-7
+        )
 
 
 def test_nothing_is_recorded_outside_the_window_and_a_window_starts_anew():
@@ -116,7 +118,7 @@ def test_several_optimizers_tied_and_frozen_parameters():
     seed_everything()
     model = small_gpt()
     model.wpe.weight.requires_grad_(False)
-    head, body = [model.wte.weight], [p for p in model.blocks.parameters()]
+    head, body = [model.wte.weight], list(model.blocks.parameters())
     optimizers = torch.optim.SGD(head, lr=0.1), torch.optim.AdamW(body, lr=1e-3)
     collector = collector_for(model, *optimizers)
     gpt_loss(model).backward()

@@ -1,12 +1,12 @@
 import pytest
 import torch
 import torch.distributed as dist
-from tests.training.models import Net, small_gpt
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from dynaquant_core.training.capture import model_state
 from dynaquant_core.training.names import canonical_keys, parameter_names
+from tests.training.models import Net, small_gpt
 
 
 @pytest.fixture
@@ -28,7 +28,13 @@ class Nested(nn.Module):
 
 def wrappings(model):
     ddp = nn.parallel.DistributedDataParallel
-    return [model, torch.compile(model, backend="eager"), ddp(model), torch.compile(ddp(model), backend="eager"), ddp(torch.compile(model, backend="eager"))]
+    return [
+        model,
+        torch.compile(model, backend="eager"),
+        ddp(model),
+        torch.compile(ddp(model), backend="eager"),
+        ddp(torch.compile(model, backend="eager")),
+    ]
 
 
 @pytest.mark.parametrize("make", [Net, small_gpt, Nested])

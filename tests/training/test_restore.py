@@ -2,7 +2,6 @@ import logging
 
 import pytest
 import torch
-from tests.training.models import Net, bits, gpt_loss, net_loss, one_step, seed_everything, small_gpt
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -12,6 +11,7 @@ from dynaquant_core.state.tree import flatten
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
+from tests.training.models import Net, bits, gpt_loss, net_loss, one_step, seed_everything, small_gpt
 
 
 def stored(tree):
@@ -52,7 +52,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(make_optimizer):
     seed_everything(99)
     resumed = build()
     put_back(resumed, tree)
-    assert [one_step(resumed.model, resumed.optimizer, net_loss, resumed.scheduler) for _ in range(5)] == losses
+    assert [
+        one_step(resumed.model, resumed.optimizer, net_loss, resumed.scheduler) for _ in range(5)
+    ] == losses
     assert bits(capture(resumed, 10)) == bits(capture(run, 10))
 
 
@@ -78,7 +80,9 @@ SCHEDULERS = {
     "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
-    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o), lr_scheduler.StepLR(o, 2)]),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.StepLR(o, 2)]
+    ),
     "sequential": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o), lr_scheduler.MultiStepLR(o, [1, 2])], [2]
     ),
@@ -145,8 +149,12 @@ def test_several_models_optimizers_schedulers_a_scaler_and_extra():
     assert resumed.scaler.get_scale() == 17.0
 
 
-@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")], ids=["plain", "compiled"])
-@pytest.mark.parametrize("unwrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")], ids=["plain", "compiled"])
+@pytest.mark.parametrize(
+    "wrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")], ids=["plain", "compiled"]
+)
+@pytest.mark.parametrize(
+    "unwrap", [lambda m: m, lambda m: torch.compile(m, backend="eager")], ids=["plain", "compiled"]
+)
 def test_wrapped_and_plain_models_take_each_others_state(wrap, unwrap):
     class Shared(nn.Module):
         def __init__(self):
@@ -207,7 +215,10 @@ def on_meta(net):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (changed_shape, ["head.weight is (4, 32) float32 in the checkpoint and (5, 32) float32 in the model"]),
+        (
+            changed_shape,
+            ["head.weight is (4, 32) float32 in the checkpoint and (5, 32) float32 in the model"],
+        ),
         (changed_dtype, ["head.bias is (4,) float32 in the checkpoint and (4,) float16 in the model"]),
         (changed_name, ["tail.weight is not in the checkpoint", "head.weight is not in the model"]),
         (on_meta, ["head.weight has no memory yet"]),
@@ -245,7 +256,7 @@ def test_a_changed_optimizer_is_found_before_the_model_is_touched(kind):
     run = Subject(model, torch.optim.AdamW(model.parameters()))
     one_step(model, run.optimizer, net_loss)
     before = bits(other.state_dict())
-    with pytest.raises(StateMismatchError, match="the optimizer"):
+    with pytest.raises(StateMismatchError, match="optimizer"):
         put_back(Subject(other, wrong_optimizers(other)[kind]), stored(capture(run, 1)))
     assert bits(other.state_dict()) == before
 
@@ -285,3 +296,18 @@ def test_a_scaler_that_was_off_gives_nothing_back():
 def test_wrong_objects_are_refused(arguments, words):
     with pytest.raises(ConfigError, match=words):
         Subject(**arguments)
+
+
+def test_an_object_that_refuses_its_state_ends_in_one_error_that_says_so():
+    class Picky:
+        def state_dict(self):
+            return {"rows": 3}
+
+        def load_state_dict(self, state):
+            raise KeyError("columns")
+
+    run = Subject(Net(), extra={"data": Picky()})
+    with pytest.raises(
+        StateMismatchError, match=r"extra\['data'\] refused its stored state .*restored in part"
+    ):
+        put_back(run, stored(capture(run, 1)))

@@ -76,7 +76,9 @@ def test_steps_left_of_a_time_are_estimated_on_the_low_side():
     assert schedule.steps_left() == 0
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("30min", 1800), ("90s", 90), ("1.5 h", 5400), ("2 days", 172800)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30min", 1800), ("90s", 90), ("1.5 h", 5400), ("2 days", 172800)]
+)
 def test_times_are_read(text, seconds):
     assert parse_every(text).seconds == seconds
 

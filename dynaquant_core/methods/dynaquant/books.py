@@ -9,6 +9,7 @@ from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.methods.dynaquant.book import Book, Centres, choose_book, keep_or_fit
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.held import Scope
+from dynaquant_core.methods.dynaquant.predict import predicted_bytes
 from dynaquant_core.methods.dynaquant.scope import equal_error_bytes, merge
 from dynaquant_core.methods.dynaquant.survey import Survey
 from dynaquant_core.threads import map_threads
@@ -89,7 +90,7 @@ class Bookshelf:
         total = error = 0.0
         weights = 0
         for name, book in choice.books.items():
-            total += self.survey.predicted_bytes(name, self.cuts[name], book.centres)
+            total += predicted_bytes(self.survey, name, self.cuts[name], book.centres)
             error += self._error_weight(name) * book.loss
             weights += self.survey.state[name].numel()
         return equal_error_bytes(total, error, weights)

@@ -1,18 +1,16 @@
-"""Counts of one tensor under one cut: all that a codebook's fit, its error and its bytes depend on."""
+"""Counts of one tensor under one cut: all that a codebook's fit and its error depend on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dynaquant_core.coding import cost
 from dynaquant_core.quantize.kmeans.exact import Solutions
 
-__all__ = ["SurvivorCounts", "stream_bytes"]
+__all__ = ["SurvivorCounts"]
 
 Counts = NDArray[np.int64]
 
@@ -51,20 +49,3 @@ class SurvivorCounts:
         if self.energy <= 0.0:
             return 0.0
         return self.loss(centres) / self.energy + self.pruned_energy
-
-
-def stream_bytes(joint: Counts, *, has_base: bool, coder: str) -> float:
-    """Predicted bytes of a coded stream from its joint counts [base code, code] (paper sec. 6)."""
-    marginal = joint.sum(axis=0)
-    predictions: tuple[Callable[[], float], ...]
-    if coder == "paper":
-        predictions = (
-            (lambda: cost.paper_bytes(joint),)
-            if has_base
-            else (lambda: cost.huffman_bytes(marginal), lambda: cost.rle_huffman_bytes(joint))
-        )
-    elif has_base:
-        predictions = (lambda: cost.order0_bytes(marginal), lambda: cost.context_bytes(joint))
-    else:
-        predictions = (lambda: cost.order0_bytes(marginal),)
-    return min(float(predict()) for predict in predictions)

@@ -12,6 +12,8 @@ from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
 from dynaquant_core.methods.dynaquant.held import Coded, Held, Plain
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, read_array
+from dynaquant_core.methods.dynaquant.protected import read_protected
+from dynaquant_core.quantize.codebook import FIRST_CENTRE
 from dynaquant_core.state.raw import empty_words
 from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads
@@ -27,18 +29,16 @@ class Reader:
         self.layout = Layout.read(source)
         self.rows = dict(zip(source.specs, self.layout.rows, strict=True))
         self.centres = read_array(source, "centres", self.layout.centre_count, np.float32)
-        self.protected = read_array(source, "protected", self.layout.protected_count, np.uint16)
         self.shared = self.centres[: self.layout.shared_bins]
-        self._spans = self._locate()
+        self._starts = self._locate()
 
-    def _locate(self) -> dict[str, tuple[int, int]]:
-        """Where each tensor's own centres and protected weights start in the shared streams."""
-        spans, centre, protected = {}, self.layout.shared_bins, 0
+    def _locate(self) -> dict[str, int]:
+        """Where each tensor's own centres start in the shared stream."""
+        starts, start = {}, self.layout.shared_bins
         for name, row in self.rows.items():
-            spans[name] = (centre, protected)
-            centre += row.bins if row.book == "o" else 0
-            protected += row.protected
-        return spans
+            starts[name] = start
+            start += row.bins if row.book == "o" else 0
+        return starts
 
     def tensor(self, name: str) -> Coded | Plain:
         """Decodes one tensor."""
@@ -49,20 +49,15 @@ class Reader:
         return self._plain(name, spec, row, base) if row.book in "he" else self._coded(name, spec, row, base)
 
     def _coded(self, name: str, spec: TensorSpec, row: Row, base: Coded | Plain | None) -> Coded:
-        start, first = self._spans[name]
-        centres = self._centres(name, row, base, start)
+        centres = self._centres(name, row, base, self._starts[name])
         codes = np.empty(spec.numel, dtype=np.uint8)
-        context = base.codes if isinstance(base, Coded) else None
+        known = base if isinstance(base, Coded) else None
         codec, payload = self.source.get(name, "codes")
-        codec_by_id(codec).decode(payload, codes, context)
-        protected = self.protected[first : first + row.protected]
+        codec_by_id(codec).decode(payload, codes, None if known is None else known.codes)
         highest = int(codes.max()) if codes.size else 0
-        if highest >= 2 + centres.size or int(np.count_nonzero(codes == 1)) != protected.size:
-            raise CorruptFileError(
-                f"tensor {name}: codes up to {highest} do not fit {centres.size} centres "
-                f"and {protected.size} protected weights."
-            )
-        return Coded(spec, codes, centres, protected)
+        if highest >= FIRST_CENTRE + centres.size:
+            raise CorruptFileError(f"tensor {name}: code {highest} does not fit {centres.size} centres.")
+        return Coded(spec, codes, centres, read_protected(self.source, name, codes, known))
 
     def _centres(self, name: str, row: Row, base: Coded | Plain | None, start: int) -> NDArray[np.float32]:
         if row.book == "o":

@@ -15,12 +15,13 @@ from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.dynaquant.book import Book
-from dynaquant_core.methods.dynaquant.counts import stream_bytes
 from dynaquant_core.methods.dynaquant.held import Coded, Held, Scope
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, write_array
+from dynaquant_core.methods.dynaquant.predict import predicted_bytes, stream_bytes
+from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
 from dynaquant_core.methods.dynaquant.survey import Survey
 from dynaquant_core.quantize.codebook import lookup
-from dynaquant_core.quantize.cut import Cut
+from dynaquant_core.quantize.cut import PROTECTED, Cut
 from dynaquant_core.quantize.seam import assign
 from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads
@@ -83,19 +84,13 @@ class CodesDraft:
         return int(sum(bodies) + own + shared + self._layout_size())
 
     def _predict(self, name: str) -> float:
-        if name in self._coded:
-            return self._count(name)
-        assert self._survey is not None
-        return self._survey.predicted_bytes(name, self.cuts[name], self.books[name].centres)
-
-    def _count(self, name: str) -> float:
-        """As `Survey.predicted_bytes`, from codes that exist already."""
-        held = self._coded[name]
-        base = None if self.ref is None else self.ref.coded(name)
-        context = None if base is None else base.codes
-        joint = joint_counts(held.codes, context)
-        has_base = base is not None
-        return stream_bytes(joint, has_base=has_base, coder=self.options.coder) + 2.0 * held.protected.size
+        if name not in self._coded:
+            assert self._survey is not None
+            return predicted_bytes(self._survey, name, self.cuts[name], self.books[name].centres)
+        held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
+        joint = joint_counts(held.codes, None if base is None else base.codes)
+        protected = len(self._protected_stream(name).payload) if held.protected.size else 0
+        return protected + stream_bytes(joint, has_base=base is not None, coder=self.options.coder)
 
     def _layout_size(self) -> int:
         return 40 + 2 * len(self.books)
@@ -137,31 +132,33 @@ class CodesDraft:
         return self._streams(), Held(self._coded, self.scope, self.shared)
 
     def _streams(self) -> Iterator[Stream]:
-        coded = self._coded
         layout = self._layout()
         yield layout.stream()
         own = [book.centres for book in self.books.values() if book.source == "own"]
         centres = [self.shared, *own] if self.shared is not None else own
         if layout.centre_count:
             yield write_array("centres", np.concatenate(centres), ARRAY_CODECS)
-        if layout.protected_count:
-            protected = np.concatenate([held.protected for held in coded.values()])
-            yield write_array("protected", protected, ARRAY_CODECS)
-        for batch in batches(list(coded)):
-            yield from map_threads(self._codes_stream, batch)
+        for batch in batches(list(self._coded)):
+            for streams in map_threads(self._tensor_streams, batch):
+                yield from streams
 
-    def _codes_stream(self, name: str) -> Stream:
-        base = self.ref.coded(name) if self.ref is not None else None
+    def _tensor_streams(self, name: str) -> list[Stream]:
+        held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
         context = None if base is None else base.codes
         candidates = code_candidates(self.options.coder, has_base=context is not None)
-        return Stream(name, "codes", *encode_smallest(self._coded[name].codes, context, candidates))
+        codes = Stream(name, "codes", *encode_smallest(held.codes, context, candidates))
+        return [codes, self._protected_stream(name)] if held.protected.size else [codes]
+
+    def _protected_stream(self, name: str) -> Stream:
+        held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
+        before = None
+        if base is not None and self.options.coder != "paper":
+            before = base_patterns(base, np.flatnonzero(held.codes == PROTECTED))
+        return write_protected(name, held.protected, before)
 
     def _layout(self) -> Layout:
         letters = {"own": "o", "base": "b", "shared": "s"}
-        rows = [
-            Row(letters[book.source], book.centres.size, self._coded[name].protected.size)
-            for name, book in self.books.items()
-        ]
+        rows = [Row(letters[book.source], book.centres.size) for book in self.books.values()]
         return Layout(rows, 0 if self.shared is None else int(self.shared.size), self.scope)
 
 

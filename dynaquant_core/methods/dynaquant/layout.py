@@ -1,14 +1,11 @@
-"""The shared streams of a checkpoint: how each tensor is held, all codebooks, all protected weights.
+"""The shared streams of a checkpoint: how each tensor is held, and all codebooks.
 
-Three streams serve all tensors, so that a tensor costs one stream ("codes") of its own:
-
-* ``layout``: three columns of n + 1 rows end to end, one row a tensor in order after a first row for the
-  checkpoint: book (uint8), bins (uint8), protected weights (uint64, little-endian);
-* ``centres``: float32, the shared codebook first, then own ones, end to end;
-* ``protected``: bfloat16 patterns of all tensors' protected weights, end to end.
+* ``layout``: two columns of n + 1 bytes end to end, one row a tensor in order after a first row for the
+  checkpoint: book and bins;
+* ``centres``: float32, the shared codebook first, then own ones, end to end.
 
 The first row's book is the codebook scope (``t``: tensor, ``g``: global) and its bins are the shared
-codebook's.
+codebook's.  Codes and protected weights are streams of their tensors.
 """
 
 from __future__ import annotations
@@ -32,17 +29,13 @@ __all__ = ["Layout", "Row", "read_array", "write_array"]
 BOOKS = "obshe"
 SCOPES: dict[str, Scope] = {"t": "tensor", "g": "global"}
 
-#: Bytes of one row over the three columns.
-ROW_BYTES = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one tensor is held: the letter of its book, its bins and its number of protected weights."""
+    """How one tensor is held: the letter of its book, and its bins."""
 
     book: str
     bins: int = 0
-    protected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +57,26 @@ class Layout:
         """Length of the ``centres`` stream."""
         return self.shared_bins + sum(row.bins for row in self.rows if row.book == "o")
 
-    @property
-    def protected_count(self) -> int:
-        """Length of the ``protected`` stream."""
-        return sum(row.protected for row in self.rows)
-
     def stream(self) -> Stream:
         """The layout as a stream."""
         rows = [Row(self.scope[0], self.shared_bins), *self.rows]
         columns = (
             np.array([ord(row.book) for row in rows], dtype=np.uint8),
             np.array([row.bins for row in rows], dtype=np.uint8),
-            np.array([row.protected for row in rows], dtype="<u8").view(np.uint8),
         )
         return Stream("", "layout", *encode_smallest(np.concatenate(columns), None, ("raw", "zstd")))
 
     @classmethod
     def read(cls, source: StreamSource) -> Layout:
         """Reads a source's layout; raises CorruptFileError where it does not fit the source's tensors."""
-        sizes = [spec.numel for spec in source.specs.values()]
-        count = len(sizes) + 1
-        packed = np.empty(ROW_BYTES * count, dtype=np.uint8)
+        count = len(source.specs) + 1
+        packed = np.empty(2 * count, dtype=np.uint8)
         codec, payload = source.get("", "layout")
         codec_by_id(codec).decode(payload, packed)
-        books = packed[:count].tobytes().decode("latin-1")
-        bins = packed[count : 2 * count].tolist()
-        protected = packed[2 * count :].view("<u8").tolist()
-        if books[0] not in SCOPES or max(bins) > MAX_BINS:
-            raise CorruptFileError(f"layout stream: scope {books[0]!r} or bins {max(bins)} is not valid.")
-        rows = [Row(*columns) for columns in zip(books[1:], bins[1:], protected[1:], strict=True)]
-        for index, (row, size) in enumerate(zip(rows, sizes, strict=True)):
-            if row.book not in BOOKS or row.protected > size:
-                raise CorruptFileError(f"layout stream: tensor {index} of {size} elements cannot be {row}.")
+        books, bins = packed[:count].tobytes().decode("latin-1"), packed[count:].tolist()
+        if books[0] not in SCOPES or max(bins) > MAX_BINS or set(books[1:]) - set(BOOKS):
+            raise CorruptFileError(f"layout stream: books {books[:20]!r} or bins {max(bins)} are not valid.")
+        rows = [Row(*columns) for columns in zip(books[1:], bins[1:], strict=True)]
         return cls(rows, bins[0], SCOPES[books[0]])
 
 

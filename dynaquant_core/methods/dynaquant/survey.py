@@ -18,12 +18,13 @@ from torch import Tensor
 
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.methods.base import Hints
-from dynaquant_core.methods.dynaquant.counts import SurvivorCounts, stream_bytes
+from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.held import Held
+from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
 from dynaquant_core.quantize import partition, seam
 from dynaquant_core.quantize.buckets import BitBuckets, Buckets, LogBuckets
-from dynaquant_core.quantize.codebook import FIRST_CENTRE, lookup
-from dynaquant_core.quantize.cut import Cut
+from dynaquant_core.quantize.codebook import FIRST_CENTRE
+from dynaquant_core.quantize.cut import PROTECTED, Cut
 from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.quantize.seam import Tally
 from dynaquant_core.quantize.sketch import Sketch
@@ -169,11 +170,8 @@ class Survey:
         return SurvivorCounts(buckets.values[rows], counts, energy, pruned)
 
     def _count_jointly(self, name: str, cut: Cut) -> tuple[Tally, float]:
-        base = self.ref.coded(name) if self.ref is not None else None
-        weights = self.state[name].detach().reshape(-1)
-        stride = max(1, weights.numel() // SAMPLE)
-        part = sample(weights, stride)
-        slope = sample(self.gradients[name].detach().reshape(-1), stride) if cut.needs_gradient else None
+        base = None if self.ref is None else self.ref.coded(name)
+        part, slope, stride = self._sampled(name, cut)
         tally = seam.tally(
             part,
             slope,
@@ -183,17 +181,34 @@ class Survey:
             1 if base is None else FIRST_CENTRE + base.centres.size,
             counts=self.signed[name].counts if stride == 1 else None,
         )
-        return tally, weights.numel() / max(1, len(part))
+        return tally, self.state[name].numel() / max(1, part.numel())
 
-    def predicted_bytes(self, name: str, cut: Cut, centres: NDArray[np.float32]) -> float:
-        """Bytes of the tensor's codes and protected weights, from counts."""
-        tally, scale = self.tally(name, cut)
-        levels = lookup(centres, self.signed[name].buckets)
-        joint = tally.by_level(levels, FIRST_CENTRE + centres.size).T
-        has_base = self.ref is not None and self.ref.coded(name) is not None
-        whole = np.rint(joint * scale).astype(np.int64)
-        codes = stream_bytes(whole, has_base=has_base, coder=self.options.coder)
-        return codes + 2.0 * scale * float(tally.protected.sum())
+    def _sampled(self, name: str, cut: Cut) -> tuple[Tensor, Tensor | None, int]:
+        """(weights, gradient where the cut needs it, stride) of the sample that stands for a tensor."""
+        weights = self.state[name].detach().reshape(-1)
+        stride = max(1, weights.numel() // SAMPLE)
+        slope = sample(self.gradients[name].detach().reshape(-1), stride) if cut.needs_gradient else None
+        return sample(weights, stride), slope, stride
+
+    def protected_bytes(self, name: str, cut: Cut) -> float:
+        """Bytes that the tensor's protected weights take, from those of the sample."""
+        return self._recent(name, cut, "protected", self._encode_protected)
+
+    def _encode_protected(self, name: str, cut: Cut) -> float:
+        part, slope, stride = self._sampled(name, cut)
+        buckets = self.signed[name].buckets
+        codes, patterns = seam.assign(part, slope, cut, np.zeros(buckets.size, np.uint8), buckets)
+        base = None if self.ref is None else self.ref.coded(name)
+        before = None
+        if base is not None and self.options.coder != "paper":
+            before = base_patterns(base, in_whole(np.flatnonzero(codes == PROTECTED), stride))
+        payload = write_protected(name, patterns, before).payload if patterns.size else b""
+        return len(payload) * self.state[name].numel() / max(1, part.numel())
+
+
+def in_whole(positions: NDArray[np.int64], stride: int) -> NDArray[np.int64]:
+    """Where the elements at ``positions`` of a `sample` stand in what it was taken from."""
+    return positions // BLOCK * (BLOCK * stride) + positions % BLOCK if stride > 1 else positions
 
 
 def sample(flat: Any, stride: int) -> Any:

@@ -1,0 +1,145 @@
+"""One state, one file: compressed with a fixed configuration, or with the smallest that keeps a promise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from dynaquant_core.config import require
+from dynaquant_core.errors import EvaluationError
+from dynaquant_core.methods.base import Draft, Method
+from dynaquant_core.search.manager import Decision, Manager
+from dynaquant_core.search.memory import SearchState
+from dynaquant_core.search.quality import Quality
+from dynaquant_core.state import flatten, unflatten
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.saving import Saving
+from dynaquant_core.store.single import begin_file, read_file
+
+__all__ = ["load_file", "save_file"]
+
+
+def save_file(
+    state: Any,
+    path: str | os.PathLike[str],
+    *,
+    config: Any = None,
+    threshold: float | None = None,
+    evaluate: Callable[[Any], Any] | None = None,
+    mode: Literal["min", "max"] = "min",
+    method: str | Mapping[str, Any] | Method | None = None,
+    moments: str = "8bit",
+    exact: str | Sequence[str] = (),
+    gradients: Mapping[str, Tensor] | None = None,
+    model: Any = None,
+) -> CheckpointInfo:
+    """Saves a state as one self-contained file, which replaces an existing one whole or not at all.
+
+    Args:
+        state: a tree of tensors and plain objects.
+        path: of the file.
+        config: one point of the method's search space; None: its careful default.
+        threshold: allowed relative degradation, a share (0.01 = 1%); the smallest configuration that keeps it
+            is searched for.  Needs ``evaluate`` and excludes ``config``.
+        evaluate: takes a state like ``state`` and returns a number, or one number a batch; it must not
+            change what it is given.
+        mode: whether that number is to be minimised ("min") or maximised ("max").
+        method: name, mapping or method object; None: the project's default.
+        moments: policy for optimizer moments, "8bit" or "exact".
+        exact: name patterns of tensors kept bit for bit.
+        gradients: EMA of the gradient by parameter name, for sensitivity.
+        model: a module, or name -> module, for layer types.
+
+    Raises:
+        ConfigError: arguments that exclude or lack one another, or are out of range.
+        EvaluationError: ``evaluate`` raised, or its value for ``state`` itself is not finite.
+        UnsupportedStateError: the tree holds an object that a file cannot hold.
+        StorageError: the system refused; an existing file is as before.
+
+    Example:
+        >>> import torch
+        >>> info = save_file({"weight": torch.linspace(-1, 1, 4096).reshape(64, 64)}, "model.dq")
+        >>> info.ratio > 4, load_file("model.dq")["weight"].shape
+        (True, torch.Size([64, 64]))
+    """
+    require(
+        (threshold is None) == (evaluate is None),
+        "save_file: give threshold and evaluate together, or neither.",
+    )
+    require(
+        config is None or threshold is None,
+        "save_file: config fixes what threshold searches for; give one of them.",
+    )
+    saving = begin_file(
+        Path(path),
+        state,
+        config=config,
+        method=method,
+        moments=moments,
+        exact=exact,
+        gradients=gradients,
+        model=model,
+    )
+    if threshold is None or evaluate is None:
+        return saving.seal(saving.draft(config)).write()
+    reference, decision = _search(saving, state, threshold, evaluate, mode)
+    return saving.seal(decision.draft, _report(reference, decision)).write()
+
+
+def load_file(path: str | os.PathLike[str]) -> Any:
+    """Loads a file written by `save_file`, or a key checkpoint of a store; tensors come to the CPU.
+
+    Raises:
+        CorruptFileError: the file is damaged; VersionError: it is too new.
+        MissingBaseError: it is a delta, which only its store can read.
+        UnsafePathError: it is not a regular file.
+        StorageError: it cannot be read.
+    """
+    return read_file(Path(path))
+
+
+def _search(
+    saving: Saving,
+    state: Any,
+    threshold: float,
+    evaluate: Callable[[Any], Any],
+    mode: Literal["min", "max"],
+) -> tuple[Quality, Decision]:
+    tree = flatten(state)
+    tensors = {leaf.name: leaf.tensor for leaf in tree.leaves}
+
+    def measure(draft: Draft) -> Quality:
+        decoded = tensors | dict(draft.decoded)
+        return _measured(evaluate, unflatten(tree.skeleton, decoded.__getitem__))
+
+    reference = _measured(evaluate, state)
+    decision = Manager().choose(
+        saving.space, saving.draft, measure, reference, threshold, mode, SearchState()
+    )
+    return reference, decision
+
+
+def _measured(evaluate: Callable[[Any], Any], state: Any) -> Quality:
+    try:
+        return Quality.of(evaluate(state))
+    except EvaluationError:
+        raise
+    except Exception as error:
+        raise EvaluationError(
+            f"evaluate raised {type(error).__name__}: {error}; nothing was saved."
+        ) from error
+
+
+def _report(reference: Quality, decision: Decision) -> dict[str, Any]:
+    return {
+        "quality": {"reference": reference.mean, "search": decision.quality.mean},
+        "degradation": decision.degradation.mean,
+        "degradation_se": decision.degradation.se,
+        "met": decision.met,
+        "evaluations": decision.evaluations,
+        "exhaustive": decision.exhaustive,
+    }

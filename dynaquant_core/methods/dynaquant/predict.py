@@ -1,0 +1,42 @@
+"""What a tensor will cost, from counts: candidates are compared without encoding them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynaquant_core.coding import cost
+from dynaquant_core.methods.dynaquant.survey import Survey
+from dynaquant_core.quantize.codebook import FIRST_CENTRE, lookup
+from dynaquant_core.quantize.cut import Cut
+
+__all__ = ["predicted_bytes", "stream_bytes"]
+
+Counts = NDArray[np.int64]
+
+
+def predicted_bytes(survey: Survey, name: str, cut: Cut, centres: NDArray[np.float32]) -> float:
+    """Bytes of a tensor's codes and protected weights under a cut and a codebook."""
+    tally, scale = survey.tally(name, cut)
+    joint = tally.by_level(lookup(centres, survey.signed[name].buckets), FIRST_CENTRE + centres.size).T
+    has_base = survey.ref is not None and survey.ref.coded(name) is not None
+    whole = joint if scale == 1.0 else np.rint(joint * scale).astype(np.int64)
+    codes = stream_bytes(whole, has_base=has_base, coder=survey.options.coder)
+    return codes + survey.protected_bytes(name, cut)
+
+
+def stream_bytes(joint: Counts, *, has_base: bool, coder: str) -> float:
+    """Predicted bytes of a coded stream from its joint counts [base code, code] (paper sec. 6)."""
+    marginal = joint.sum(axis=0)
+    predictions: tuple[Callable[[], float], ...]
+    if coder == "paper" and has_base:
+        predictions = (lambda: cost.paper_bytes(joint),)
+    elif coder == "paper":
+        predictions = (lambda: cost.huffman_bytes(marginal), lambda: cost.rle_huffman_bytes(joint))
+    elif has_base:
+        predictions = (lambda: cost.order0_bytes(marginal), lambda: cost.context_bytes(joint))
+    else:
+        predictions = (lambda: cost.order0_bytes(marginal),)
+    return min(float(predict()) for predict in predictions)

@@ -1,0 +1,134 @@
+"""Built-in exporters: a decoded state as a file that other programs read.
+
+Both write beside the target and take its name by one rename, so an existing file is replaced whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dynaquant_core.errors import UnsupportedStateError
+from dynaquant_core.state import flatten
+from dynaquant_core.store.disk import guarded, sync_folder
+from dynaquant_core.store.names import temporary_name
+
+__all__ = ["to_pt", "to_safetensors"]
+
+logger = logging.getLogger(__name__)
+
+
+def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a state with ``torch.save``, so that ``torch.load(path, weights_only=True)`` reads it.
+
+    NumPy arrays become tensors, NumPy scalars and time spans numbers (seconds), paths text.  Tied tensors
+    stay tied.
+
+    Args:
+        state: a tree as a store returns it.
+        path: of the new file.
+
+    Raises:
+        UnsupportedStateError: an array has a dtype that torch does not have; names its path.
+        StorageError: the system refused; an existing file is as before.
+    """
+    plain = _plain(state, ())
+    _replace(Path(path), lambda temporary: torch.save(plain, temporary))
+
+
+def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a state's tensors and arrays, by dotted name, as a safetensors file.
+
+    A tied tensor is written once, under its first name.  Everything that is no tensor is left out, which the
+    log says.
+
+    Args:
+        state: a tree as a store returns it.
+        path: of the new file.
+
+    Raises:
+        UnsupportedStateError: the format does not have a tensor's dtype.
+        StorageError: the system refused; an existing file is as before.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    leaves = [leaf for leaf in flatten(state).leaves if leaf.source != "data"]
+    tensors = {leaf.name: leaf.tensor.cpu().contiguous() for leaf in leaves}
+    _separate(tensors)
+
+    def write(temporary: Path) -> None:
+        try:
+            save_file(tensors, temporary, metadata={"format": "pt", "names": json.dumps(len(tensors))})
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise UnsupportedStateError(f"safetensors cannot hold this state: {error}.") from error
+
+    _replace(Path(path), write)
+    logger.info("%s holds the %d tensors; numbers and text beside them were left out", path, len(tensors))
+
+
+def _separate(tensors: dict[str, Tensor]) -> None:
+    """Copies tensors that share storage with an earlier one (views of it): the format has no views."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        start = tensor.untyped_storage().data_ptr()
+        if tensor.numel() and (start in seen or tensor.untyped_storage().nbytes() != tensor.nbytes):
+            tensors[name] = tensor.clone()
+        seen.add(start)
+
+
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    temporary = path.with_name(temporary_name(path.name))
+    with guarded("export to", path):
+        try:
+            try:
+                write(temporary)
+            except RuntimeError as error:  # how torch reports a file that it cannot write
+                raise OSError(str(error).split("\n", maxsplit=1)[0]) from error
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def _plain(value: Any, path: tuple[str, ...]) -> Any:
+    """The same tree of types that torch reads back without running code."""
+    if isinstance(value, dict):
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        return kind((key, _plain(child, (*path, str(key)))) for key, child in value.items())
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(child, (*path, str(i))) for i, child in enumerate(value))
+    if isinstance(value, np.ndarray):
+        return _tensor(value, path)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def _tensor(array: Any, path: tuple[str, ...]) -> Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    except TypeError as error:
+        raise UnsupportedStateError(
+            f"The array at {'.'.join(path)!r} has dtype {array.dtype}, which a torch file cannot hold."
+        ) from error

@@ -1,0 +1,138 @@
+"""What one store object knows beyond the folder: whether it may write, and what its next delta builds on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dynaquant_core.errors import StoreNotEmptyError
+from dynaquant_core.store.catalogue import Catalogue
+from dynaquant_core.store.chain import Chain
+from dynaquant_core.store.disk import file_identity, make_folder
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.lock import WriterLock
+from dynaquant_core.store.parts import Base, Division
+from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
+from dynaquant_core.store.saving import Sealed
+from dynaquant_core.store.writer import Writer
+
+__all__ = ["Session"]
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """The writing side of a store object; every method may be called from any thread.
+
+    Args:
+        folder: the store; made at the first write.
+        catalogue, reader, writer: of the same folder.
+        max_chain: deltas in a row after a key.
+
+    Attributes:
+        loaded: the checkpoint last saved or loaded through this object.
+    """
+
+    def __init__(
+        self, folder: Path, catalogue: Catalogue, reader: Reader, writer: Writer, max_chain: int
+    ) -> None:
+        self.loaded: CheckpointInfo | None = None
+        self._folder = folder
+        self._catalogue = catalogue
+        self._reader = reader
+        self._writer = writer
+        self._max_chain = max_chain
+        self._lock = WriterLock(folder)
+        self._guard = threading.RLock()
+        self._base: Base | None = None
+        self._restored = False  # read from the store since the lock was last asked for
+        self._known = False  # the folder was empty, or was read from: its checkpoints are this run's
+
+    def remember(self, info: CheckpointInfo, base: Base | None) -> None:
+        """Tells that a checkpoint was loaded; the next save may build on ``base``."""
+        with self._guard:
+            self.loaded, self._base = info, base
+            self._known = self._restored = True
+
+    def prepare(self, division: Division) -> Base | None:
+        """Takes the right to write; returns the base of a delta of these tensors, None where a key is due.
+
+        Waits for a write that is under way.
+
+        Raises:
+            StoreNotEmptyError, StoreLockedError, StorageError, NotAStoreError: see `CheckpointStore.save`.
+        """
+        with self._guard:
+            self._take_lock()
+            self._require_own_run()
+            return self._usable_base(division)
+
+    def commit(self, sealed: Sealed) -> CheckpointInfo:
+        """Writes a sealed save (see `Writer.commit`), one at a time."""
+        with self.writing():
+            self.loaded, self._base = self._writer.commit(sealed)
+            return self.loaded
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Holds the right to write; nobody in this process can take it over meanwhile."""
+        with self._guard:
+            self._take_lock()
+            self._lock.busy = True
+            try:
+                yield
+            finally:
+                self._lock.busy = False
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Tells that these files are no longer there to build on; the next save is a key where it matters."""
+        with self._guard:
+            if self._base is not None and self._base.link.digest in set(digests):
+                self._base = None
+
+    def close(self) -> None:
+        """Waits for a write that is under way and lets go of the lock and the base."""
+        with self._guard:
+            self._base = None
+            self._lock.release()
+
+    def _take_lock(self) -> None:
+        make_folder(self._folder)
+        self._lock.acquire(take_over=self._restored)
+        self._restored = False
+
+    def _require_own_run(self) -> None:
+        if self._known:
+            return
+        scan = self._catalogue.scan()
+        count = len(scan.entries) + len(scan.damaged)
+        if count:
+            self._lock.release()
+            raise StoreNotEmptyError(
+                f"{str(self._folder)!r} holds {count} checkpoint(s) of another run; load or restore from it "
+                "to go on with that run, or save into another folder."
+            )
+        self._known = True
+
+    def _usable_base(self, division: Division) -> Base | None:
+        base = self._base
+        if base is None or base.depth >= self._max_chain or not base.fits(division):
+            return None
+        if all(_is_unchanged(path, identity) for path, identity in base.files):
+            return base
+        try:  # somebody touched a file of the chain: is it whole?
+            self._reader.read_digest(base.link.digest, Chain.verify)
+        except FALLBACK_ERRORS as error:
+            logger.warning("the base of the next checkpoint is damaged, so a key is written: %s", error)
+            self._base = None
+        return self._base
+
+
+def _is_unchanged(path: Path, identity: tuple[int, int, int]) -> bool:
+    try:
+        return file_identity(path) == identity
+    except OSError:
+        return False

@@ -1,0 +1,74 @@
+"""One state as one self-contained file, without a store around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dynaquant_core.errors import MissingBaseError
+from dynaquant_core.methods.base import Method
+from dynaquant_core.methods.registry import method_for_config
+from dynaquant_core.state import flatten
+from dynaquant_core.store.catalogue import Scan, read_entry
+from dynaquant_core.store.chain import open_chain
+from dynaquant_core.store.disk import require_space
+from dynaquant_core.store.hints import hints_for
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.meta import Meta
+from dynaquant_core.store.parts import Settings, divide
+from dynaquant_core.store.restore import whole_state
+from dynaquant_core.store.saving import Saving, Sealed
+from dynaquant_core.store.writer import write_file
+
+__all__ = ["begin_file", "read_file"]
+
+
+def begin_file(
+    path: Path,
+    state: Any,
+    *,
+    config: Any = None,
+    method: str | Mapping[str, Any] | Method | None = None,
+    moments: str = "8bit",
+    exact: str | Sequence[str] = (),
+    gradients: Mapping[str, Tensor] | None = None,
+    model: Any = None,
+) -> Saving:
+    """Begins a save into ``path``; arguments as those of `CheckpointStore` and its ``save``.
+
+    Raises:
+        UnsupportedStateError, ConfigError, UnknownMethodError: as there.
+    """
+    tree = flatten(state)
+    settings = Settings.of(method, moments, exact)
+    division = divide(tree, settings, method_for_config(config, settings.weights))
+    hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model)
+
+    def write(sealed: Sealed) -> CheckpointInfo:
+        require_space(path.parent, sealed.estimate)
+        meta = Meta(sealed.step, 0, 0, None, sealed.parts, sealed.report)
+        _, seconds = write_file(path, sealed, meta)
+        return replace(read_entry(path).info, seconds=seconds)
+
+    return Saving(0, tree, division, hints, None, write)
+
+
+def read_file(path: Path) -> Any:
+    """The state of a file that stands alone: one that `begin_file` wrote, or a store's key checkpoint.
+
+    Raises:
+        CorruptFileError, UnsafePathError, StorageError: it cannot be read.
+        MissingBaseError: it is a delta, which only its store can read.
+    """
+    entry = read_entry(path)
+    if entry.meta.base is not None:
+        raise MissingBaseError(
+            f"{str(path)!r} is a delta on the checkpoint of step {entry.meta.base.step}; "
+            "load it through its store, or export it from there."
+        )
+    with open_chain(Scan((entry,), (), foreign=False), entry) as chain:
+        return whole_state(chain.last, chain.hold(), None)

@@ -1,0 +1,123 @@
+"""What a user may change in a store by hand: compact it, delete a step, pin one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from dynaquant_core.errors import CorruptFileError, MissingBaseError, UnsafePathError
+from dynaquant_core.methods.base import Method
+from dynaquant_core.store.catalogue import Catalogue, Entry
+from dynaquant_core.store.names import parse_name
+from dynaquant_core.store.pins import read_pins, write_pins
+from dynaquant_core.store.reader import Reader
+from dynaquant_core.store.rebase import rebase
+from dynaquant_core.store.retention import Policy, kept, needed
+from dynaquant_core.store.session import Session
+from dynaquant_core.store.writer import Writer
+
+__all__ = ["Upkeep"]
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Maintenance of one folder; see `CheckpointStore.compact`, ``delete`` and ``pin``.
+
+    Args:
+        folder: the store.
+        catalogue, reader, session, writer: of the same folder.
+        policy: what stays.
+        max_chain: longest chain that `compact` leaves.
+        own: the store's method object.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        catalogue: Catalogue,
+        reader: Reader,
+        session: Session,
+        writer: Writer,
+        policy: Policy,
+        max_chain: int,
+        own: Method | None,
+    ) -> None:
+        self._folder = folder
+        self._catalogue = catalogue
+        self._reader = reader
+        self._session = session
+        self._writer = writer
+        self._policy = policy
+        self._max_chain = max_chain
+        self._own = own
+
+    def compact(self) -> None:
+        """Re-bases what stays, then retires what nothing needs any more."""
+        with self._session.writing():
+            scan = self._catalogue.scan()
+            stay = kept(scan.entries, self._policy, read_pins(self._folder))
+            self._session.forget(self._rebase(stay, self._max_chain))
+            self._writer.tidy()
+
+    def delete(self, step: int) -> None:
+        """Removes every file of a step, after what builds on one was written anew."""
+        with self._session.writing():
+            scan = self._catalogue.scan()
+            damaged = [item.name for item in scan.damaged if _hints_at(item.name, step)]
+            if not damaged:
+                self._reader.find(scan, step)
+            gone = {entry.digest: entry for entry in scan.entries if entry.step == step}
+            others = [entry for entry in scan.current().values() if entry.step != step]
+            stay = [entry for entry in needed(others, scan.entries).values() if entry.digest not in gone]
+            replaced = self._rebase(stay, self._max_chain + len(scan.entries))
+            self._set_pins(read_pins(self._folder) - {step})
+            old = [entry for entry in scan.entries if entry.digest in replaced or entry.digest in gone]
+            self._session.forget([*replaced, *gone])
+            self._writer.remove(
+                [entry.path for entry in reversed(old)] + [self._folder / name for name in damaged]
+            )
+
+    def pin(self, step: int) -> None:
+        """Adds a step to the pins."""
+        with self._session.writing():
+            self._reader.find(self._catalogue.scan(), step)
+            self._set_pins(read_pins(self._folder) | {step})
+
+    def unpin(self, step: int) -> None:
+        """Takes a step from the pins."""
+        with self._session.writing():
+            self._set_pins(read_pins(self._folder) - {step})
+
+    def _set_pins(self, steps: Iterable[int]) -> None:
+        wanted = frozenset(steps)
+        if wanted != read_pins(self._folder):
+            write_pins(self._folder, wanted)
+
+    def _rebase(self, stay: Iterable[Entry], max_chain: int) -> list[str]:
+        """Writes anew what builds on a file outside ``stay``; returns the digests of what was replaced."""
+        settled: dict[
+            str, tuple[Entry, int]
+        ] = {}  # digest -> the file that stands for it, its chain's length
+        replaced: list[str] = []
+        for entry in sorted(stay, key=lambda entry: entry.order):
+            base, depth = settled.get(entry.base_digest or "", (None, -1))
+            if base is not None and depth >= max_chain:
+                base = None
+            settled[entry.digest] = entry, depth + 1 if base else 0
+            if entry.base_digest is None or (base and base.digest == entry.base_digest):
+                continue
+            try:
+                new = rebase(self._catalogue.scan(), entry, base, self._own)
+            except (CorruptFileError, MissingBaseError, UnsafePathError) as error:
+                logger.warning("%s cannot be re-based and stays as it is: %s", entry.path.name, error)
+                continue
+            settled[entry.digest] = new, depth + 1 if new.base_digest else 0
+            replaced.append(entry.digest)
+        return replaced
+
+
+def _hints_at(name: str, step: int) -> bool:
+    hint = parse_name(name)
+    return hint is not None and hint.step == step

@@ -1,0 +1,70 @@
+"""Looks for damage in a store without changing anything."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dynaquant_core.errors import UnknownMethodError
+from dynaquant_core.format import FileReader
+from dynaquant_core.methods.base import Method
+from dynaquant_core.store.catalogue import Entry, Scan
+from dynaquant_core.store.chain import Chain, open_chain
+from dynaquant_core.store.reader import FALLBACK_ERRORS
+from dynaquant_core.store.restore import whole_state
+
+__all__ = ["Problem", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One file that is not sound.
+
+    Args:
+        name: file name.
+        step: its step; from the file name where the index cannot be read.
+        reason: what is wrong, in one sentence.
+    """
+
+    name: str
+    step: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return asdict(self)
+
+
+def verify(scan: Scan, own: Method | None, *, deep: bool) -> list[Problem]:
+    """Every problem of the files in ``scan``, one a file at most, oldest first.
+
+    Args:
+        scan: a look at the folder.
+        own: the store's method object.
+        deep: decode every tensor too.
+    """
+    problems = [Problem(item.name, item.step, item.reason) for item in scan.damaged]
+    for entry in scan.entries:
+        reason = _problem(scan, entry, own, deep=deep)
+        if reason is not None:
+            problems.append(Problem(entry.path.name, entry.step, reason))
+    return problems
+
+
+def _problem(scan: Scan, entry: Entry, own: Method | None, *, deep: bool) -> str | None:
+    try:
+        with FileReader(entry.path) as reader:
+            reader.verify()  # this file's own bytes; its bases have their turn
+        with open_chain(scan, entry, own) as chain:
+            if deep:
+                _decode(chain)
+    except (*FALLBACK_ERRORS, UnknownMethodError) as error:
+        return str(error)
+    return None
+
+
+def _decode(chain: Chain) -> None:
+    whole_state(chain.last, chain.hold(), None)

@@ -1,0 +1,142 @@
+"""Plain twins of quantize's kernels, and solvers that try everything; slow and obviously right."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import numpy as np
+
+# -- kernels.py ----------------------------------------------------------------------------------
+
+
+def count_words(words, shift, mask, counts):
+    keys = words.view(np.uint32)
+    cells = (keys >> np.uint32(int(shift) + 2)).astype(np.int64) & (int(mask) >> 2)
+    np.add.at(counts, 4 * cells + np.arange(keys.size) % 4, np.uint32(1))
+
+
+def split_keys(bits, shift, split, keys):
+    cell = (bits >> shift).astype(np.int64)
+    keys[:] = 2 * cell + ((bits & np.uint32(0x7FFFFFFF)) > split[cell])
+
+
+def score_cells(keys, shift, weights, counts, energy):
+    for key, weight in zip(keys >> shift, weights.astype(np.float64), strict=True):
+        counts[key] += 1
+        energy[key] += weight * weight
+
+
+def count_joint(keys, shift, rows, base, levels, joint):
+    index = rows[keys >> shift].astype(np.int64) * int(levels) + base
+    np.add.at(joint, index, 1)
+
+
+def scored_rows(rows, scores, pruned, prune, protect):
+    rows = np.where((scores <= prune) & (rows != pruned + 1), pruned, rows)
+    return np.where(scores > protect, pruned + 1, rows)
+
+
+def count_scored(keys, shift, rows, scores, pruned_row, prune, protect, base, levels, joint):
+    row = scored_rows(rows[keys >> shift].astype(np.int64), scores, int(pruned_row), prune, protect)
+    np.add.at(joint, row * int(levels) + base, 1)
+
+
+def assign_levels(keys, shift, levels, bits, codes, protected):
+    codes[:] = levels[keys >> shift]
+    return keep_protected(codes, bits, protected)
+
+
+def assign_scored(keys, shift, levels, scores, prune, protect, bits, codes, protected):
+    codes[:] = scored_rows(levels[keys >> shift].astype(np.int64), scores, 0, prune, protect)
+    return keep_protected(codes, bits, protected)
+
+
+def keep_protected(codes, bits, protected):
+    kept = bits[codes == 1]
+    protected[: kept.size] = kept
+    return kept.size
+
+
+def count_codes(codes, counts):
+    np.add.at(counts, (np.arange(codes.size) % 4) * 256 + codes, 1)
+
+
+def place(codes, table, protected, out):
+    out[:] = table[codes]
+    ones = np.flatnonzero(codes == 1)
+    out[ones] = protected[: ones.size]
+    return ones.size
+
+
+# -- block_kernels.py ----------------------------------------------------------------------------
+
+
+def fine_level(bits):
+    """log2 |x| in 64ths of an octave, rounded, by floating arithmetic instead of tables."""
+    magnitude = np.abs(bits.view(np.float32).astype(np.float64))
+    return np.floor(64 * np.log2(magnitude) + 0.5).astype(np.int64)
+
+
+def encode_block(bits, signed):
+    """(codes, scale) of one block of finite values."""
+    used = (bits & np.uint32(0x7FFFFFFF)) != 0
+    level = np.zeros(bits.size, dtype=np.int64)
+    level[used] = fine_level(bits[used])
+    highest, lowest = (level[used].max(), level[used].min()) if used.any() else (0, 0)
+    top, reach, step = (highest + 4) // 8, (126 if signed else 254), 0
+    while not signed and (top * 8 - lowest + (4 << step)) // (8 << step) > reach:
+        step += 1
+    down = (top * 8 - level + (4 << step)) // (8 << step)
+    code = np.where(used, np.maximum(0, reach + 1 - down), 0)
+    if signed:
+        code = np.where(bits >> np.uint32(31) == 1, 128 - code, 128 + code)
+    return code.astype(np.uint8), int(top * 16 + (8 if signed else 0) + step)
+
+
+def decode_block(codes, scale):
+    """float64 values of one block, before they are rounded to a dtype."""
+    top, signed, step = scale >> 4, bool(scale & 8), scale & 7
+    offset = codes.astype(np.int64) - (128 if signed else 0)
+    down = (127 if signed else 255) - np.abs(offset)
+    return np.sign(offset) * 2.0 ** ((top - down * 2.0**step) / 8)
+
+
+# -- K-means -------------------------------------------------------------------------------------
+
+
+def best_splits(layer, mass, first, second, before):
+    """(after, lowest best start) of one layer of the dynamic programme, trying every start."""
+    size = mass.size - 1
+    after, starts = np.full(size, np.inf), np.zeros(size, dtype=np.int64)
+    for i in range(layer, size):
+        start = np.arange(layer, i + 1)
+        moment = first[i + 1] - first[start]
+        cost = before[start - 1] + (second[i + 1] - second[start])
+        cost = cost - moment * moment / (mass[i + 1] - mass[start])
+        starts[i] = start[np.argmin(cost)]
+        after[i] = cost.min()
+    return after, starts
+
+
+def best_partition(values, weights, k, power=2):
+    """(least loss, its centres) over every way to cut sorted points into k runs (or fewer, if few)."""
+    size = len(values)
+    best = (np.inf, np.zeros(0))
+    for inner in combinations(range(1, size), min(k, size) - 1):
+        bounds = (0, *inner, size)
+        runs = [slice(low, high) for low, high in pairwise(bounds)]
+        centres = np.array([centre(values[run], weights[run], power) for run in runs])
+        loss = sum(
+            float(np.sum(weights[run] * np.abs(values[run] - middle) ** power))
+            for run, middle in zip(runs, centres, strict=True)
+        )
+        best = min(best, (loss, centres), key=lambda pair: pair[0])
+    return best
+
+
+def centre(values, weights, power):
+    """Weighted mean for squares, weighted median for absolute distances."""
+    if power == 2:
+        return float(np.average(values, weights=weights))
+    below = np.cumsum(weights)
+    return float(values[np.searchsorted(below, below[-1] / 2)])

@@ -1,0 +1,212 @@
+"""Kills a process at every operation that changes the disk, and looks at what is left.
+
+Run as a program of its own (one thread, so that it can fork): ``crash_runner.py SCENARIO FOLDER`` prints one
+JSON object: operations of an undisturbed run, kills, and every broken promise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaquant_core.store import CheckpointStore
+from tests.store.kit import exact_store, filled, is_same, leftovers, small_state
+
+KILLED = 9
+FOREIGN = "mine.txt"
+
+#: Functions through which a store changes the disk.
+OPERATIONS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "rename", "remove", "truncate")
+
+#: What a step may hold: the state saved first, or the one that supersedes it.
+SEEDS = (0, 9)
+
+
+class Shim:
+    """Counts operations and ends the process before, after or in the middle of the n-th."""
+
+    def __init__(self, fatal: int, moment: str) -> None:
+        self.count = 0
+        self.fatal = fatal
+        self.moment = moment
+
+    def install(self) -> None:
+        """Wraps the functions of `os`."""
+        for name in OPERATIONS:
+            setattr(os, name, self._wrapped(name, getattr(os, name)))
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and not args[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+                return function(*args, **kwargs)
+            self.count += 1
+            fatal = self.count == self.fatal
+            if fatal and self.moment == "before":
+                os._exit(KILLED)
+            if fatal and self.moment == "torn" and name == "write":
+                function(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os._exit(KILLED)
+            result = function(*args, **kwargs)
+            if fatal and self.moment == "after":
+                os._exit(KILLED)
+            return result
+
+        return wrapper
+
+
+def first(store: CheckpointStore) -> None:
+    """Into a folder that does not exist."""
+    store.save(10, small_state(10))
+
+
+def delta(store: CheckpointStore) -> None:
+    """On a chain."""
+    store.save(40, small_state(40))
+
+
+def again(store: CheckpointStore) -> None:
+    """A step that is there already."""
+    store.save(30, small_state(30, seed=9))
+
+
+def compact(store: CheckpointStore) -> None:
+    """Re-bases and retires."""
+    store.compact()
+
+
+def delete(store: CheckpointStore) -> None:
+    """Re-bases what builds on the step."""
+    store.delete(10)
+
+
+def pin(store: CheckpointStore) -> None:
+    """Replaces the pins."""
+    store.pin(20)
+
+
+#: Name -> (what is done, steps before, options of the store).
+SCENARIOS: dict[str, tuple[Callable[[CheckpointStore], None], tuple[int, ...], dict[str, Any]]] = {
+    "first": (first, (), {}),
+    "delta": (delta, (10, 20, 30), {}),
+    "key": (delta, (10, 20, 30), {"max_chain": 2}),
+    "retention": (delta, (10, 20, 30), {"max_chain": 2, "keep_last": 1}),
+    "again": (again, (10, 20, 30), {"keep_last": 2}),
+    "compact": (compact, (10, 20, 30), {"keep_last": 2}),
+    "delete": (delete, (10, 20, 30), {}),
+    "pin": (pin, (10, 20, 30), {}),
+}
+
+#: What each scenario may remove for good.
+MAY_GO = {"retention": {10, 20, 30}, "again": {10, 20}, "compact": {10}, "delete": {10}}
+
+
+def prepare(template: Path, before: tuple[int, ...]) -> None:
+    """The folder as it is when the scenario begins, a dead save's leftover and a foreign file included."""
+    template.mkdir()
+    if before:
+        filled(template / "store", before)
+        (template / "store" / FOREIGN).write_text("mine")
+        (template / "store" / f"step-000000005-seq-000000.dq.tmp-{'a' * 32}").write_bytes(b"half")
+
+
+def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, int]:
+    """Runs the scenario in a forked child; returns its exit status and how many operations it counted."""
+    act, before, options = SCENARIOS[name]
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        store = exact_store(work / "store", **options)
+        if before:
+            store.load()
+        shim = Shim(fatal, moment)
+        shim.install()
+        act(store)
+        counted = shim.count
+        shim.fatal = 0
+        os.write(write_end, str(counted).encode())
+        os._exit(0)
+    os.close(write_end)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    text = os.read(read_end, 32)
+    os.close(read_end)
+    return status, int(text or 0)
+
+
+def problems_after(path: Path, name: str) -> list[str]:
+    """Every promise (RELIABILITY N1, N3, N5, N7) that the folder breaks."""
+    _, before, options = SCENARIOS[name]
+    found = []
+    store = exact_store(path, **options)
+    steps = set(store.steps())
+    new = {"first": {10}, "delta": {40}, "key": {40}, "retention": {40}}.get(name, set())
+    if not set(before) - MAY_GO.get(name, set()) <= steps <= set(before) | new:
+        found.append(f"listed {sorted(steps)}")
+    if not new & steps and name in ("delta", "key", "retention") and steps != set(before):
+        found.append(f"fewer than before without the new one: {sorted(steps)}")
+    found += [f"step {step} is wrong" for step in steps if not is_one_of(store.load(step), step)]
+    newest = store.newest()
+    if before and (newest is None or newest.step < max(before) or newest.skipped):
+        found.append(f"newest is {newest}")
+    if problems := store.verify(deep=True):
+        found.append(f"verify: {problems}")
+    if len(leftovers(path)) > 2:
+        found.append(f"leftovers {leftovers(path)}")
+    return found + problems_going_on(path, bool(steps), bool(before), options)
+
+
+def problems_going_on(path: Path, filled_before: bool, has_foreign: bool, options: dict[str, Any]) -> list[str]:
+    """What is broken after the next good save."""
+    store = exact_store(path, **options)
+    if filled_before:
+        store.load()
+    store.save(50, small_state(50))
+    store.close()
+    found = []
+    if not is_same(exact_store(path).load(), small_state(50)):
+        found.append("the next save is wrong")
+    if leftovers(path):
+        found.append(f"leftovers after the next save: {leftovers(path)}")
+    if has_foreign and (path / FOREIGN).read_text() != "mine":
+        found.append("a foreign file was touched")
+    return found
+
+
+def is_one_of(state: Any, step: int) -> bool:
+    """Whether a state is one that was saved for the step."""
+    return any(is_same(state, small_state(step, seed=seed)) for seed in SEEDS)
+
+
+def sweep(name: str, folder: Path) -> dict[str, Any]:
+    """Every operation, every moment, until a run passes undisturbed."""
+    template = folder / "template"
+    prepare(template, SCENARIOS[name][1])
+    broken: list[str] = []
+    operations, kills = 0, 0
+    for moment in ("before", "after", "torn"):
+        for fatal in itertools.count(1):
+            work = folder / "work"
+            shutil.copytree(template, work)
+            status, counted = run_child(work, name, fatal, moment)
+            if status not in (0, KILLED):
+                broken.append(f"{moment} {fatal}: the child ended with {status}")
+            found = problems_after(work / "store", name)
+            broken += [f"{moment} operation {fatal}: {problem}" for problem in found]
+            shutil.rmtree(work)
+            kills += status == KILLED
+            operations = max(operations, counted)
+            if status == 0 and fatal > counted:
+                break
+    return {"scenario": name, "operations": operations, "kills": kills, "broken": broken}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(sweep(sys.argv[1], Path(sys.argv[2]))))
