@@ -19,6 +19,7 @@ from dynaquant_core.cli.output import (
     write_line,
 )
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
+from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.store import CheckpointInfo
 
 __all__ = ["info_data", "log", "show"]
@@ -29,6 +30,10 @@ def log(path: PathArgument, as_json: Json = False) -> None:
     source = open_source(path)
     infos = source.infos()
     skipped = source.skipped()
+    if not infos:
+        raise EmptyStoreError(
+            f"{path}: none of its {len(skipped)} files can be read; the first: {skipped[0]}"
+        )
     if as_json:
         emit({"path": str(path), "checkpoints": [info_data(info) for info in infos], "skipped": skipped})
         return
@@ -47,7 +52,7 @@ def log(path: PathArgument, as_json: Json = False) -> None:
     print_table(str(path), columns, [log_row(info) for info in infos])
     raw, stored = (sum(getattr(info, name) for info in infos) for name in ("raw_bytes", "stored_bytes"))
     write_line(f"{len(infos)} checkpoints, {size(stored)} instead of {size(raw)} ({times(raw, stored)})")
-    for line in skipped_lines(skipped):
+    for line in skipped:
         say(f"warning: {line}")
 
 
@@ -66,7 +71,8 @@ def show(
         return
     print_table(f"{path}: step {info.step}", ("<what", "<value"), facts(info))
     print_table("parts", ("<part", "raw", "stored", "ratio"), part_rows(info.parts, info))
-    print_table("seconds", ("<stage", "seconds"), [(k, f"{v:.3f}") for k, v in info.seconds.items()])
+    if info.seconds:
+        print_table("seconds", ("<stage", "seconds"), [(k, f"{v:.3f}") for k, v in info.seconds.items()])
     if tensors:
         columns = ("<tensor", "<dtype", "<shape", "<role", "<part", "raw", "stored", "<codecs")
         print_table("tensors", columns, [tensor_row(entry) for entry in listed])
@@ -90,7 +96,7 @@ def log_row(info: CheckpointInfo) -> tuple[str, ...]:
         share(info.degradation),
         yes_no(info.met),
         str(info.evaluations),
-        f"{info.seconds.get('held', 0.0):.2f} s",
+        f"{info.seconds['held']:.2f} s" if "held" in info.seconds else "-",
         config_text(info.config),
     )
 
@@ -145,8 +151,3 @@ def kind_text(info: CheckpointInfo) -> str:
 def yes_no(value: bool | None) -> str:
     """A dash where nothing was measured."""
     return {None: "-", True: "yes", False: "NO"}[value]
-
-
-def skipped_lines(skipped: Any) -> list[str]:
-    """One line for each file that was passed over."""
-    return [" ".join(str(entry).split()) for entry in skipped]

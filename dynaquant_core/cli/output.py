@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["Json", "config_text", "emit", "plain", "print_table", "share", "size", "times", "write_line"]
 
@@ -36,14 +37,16 @@ def emit(data: Any) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints rows of text under named columns; a name that begins with ``<`` aligns left."""
-    table = Table(title=escape(title), title_justify="left", title_style="bold", header_style="bold")
+    table = Table(header_style="bold")
     for name in columns:
         left = name.startswith("<")
         table.add_column(name.lstrip("<"), justify="left" if left else "right", overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    console.print(Text(title, style="bold"), soft_wrap=True)  # on its own: a narrow table would fold it
+    console.print(table)
 
 
 def plain(value: Any) -> Any:

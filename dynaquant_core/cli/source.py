@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -11,6 +12,7 @@ import typer
 from dynaquant_core.errors import CheckpointNotFoundError, DynaQuantError, EmptyStoreError, NotAStoreError
 from dynaquant_core.files import load_file
 from dynaquant_core.format import FileReader
+from dynaquant_core.format.entries import SHARED, StreamEntry
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.catalogue import Catalogue, read_entry
 
@@ -95,7 +97,7 @@ class StoreSource:
 
     def skipped(self) -> list[str]:
         """Damaged files."""
-        return [str(item) for item in self._scan.damaged]
+        return [" ".join(str(item).split()) for item in self._scan.damaged]
 
     def info(self, step: int | None = None) -> CheckpointInfo:
         """The record of ``step`` as its file tells it; None: of the newest one that is whole."""
@@ -181,15 +183,13 @@ class FileSource:
 
 
 def tensor_table(path: Path) -> list[dict[str, Any]]:
-    """What a file's index says about each tensor."""
-    from dynaquant_core.coding.registry import codec_by_id
-
+    """What a file's index says about each tensor, and about the streams that a part's tensors share."""
     with FileReader(path) as reader:
         index = reader.index
-    streams = defaultdict(list)
+    own, shared = defaultdict(list), defaultdict(list)
     for stream in index.streams:
-        streams[stream.tensor].append(stream)
-    return [
+        (shared[stream.part] if stream.tensor == SHARED else own[stream.tensor]).append(stream)
+    rows = [
         {
             "name": tensor.name,
             "dtype": tensor.dtype,
@@ -197,8 +197,20 @@ def tensor_table(path: Path) -> list[dict[str, Any]]:
             "role": tensor.role,
             "part": tensor.part,
             "raw_bytes": tensor.spec.nbytes,
-            "stored_bytes": sum(stream.nbytes for stream in streams[number]),
-            "codecs": [f"{stream.kind}:{codec_by_id(stream.codec).name}" for stream in streams[number]],
         }
+        | stored(own[number])
         for number, tensor in enumerate(index.tensors)
     ]
+    nothing = {"dtype": "-", "shape": [], "role": "-", "raw_bytes": 0}
+    return rows + [{"name": "(shared)", "part": part} | nothing | stored(shared[part]) for part in shared]
+
+
+def stored(streams: Iterable[StreamEntry]) -> dict[str, Any]:
+    """Bytes and codecs of some streams."""
+    from dynaquant_core.coding.registry import codec_by_id
+
+    streams = list(streams)
+    return {
+        "stored_bytes": sum(stream.nbytes for stream in streams),
+        "codecs": [f"{stream.kind}:{codec_by_id(stream.codec).name}" for stream in streams],
+    }

@@ -97,9 +97,8 @@ def _fits(name: str, values: Array, context: Array | None) -> bool:
 
 def _estimates(names: Sequence[str], values: Array, context: Array | None) -> dict[str, float]:
     """Bytes to expect by candidate; the symbols are counted once."""
-    found: dict[str, float] = {name: _sampled(name, values, context) for name in names if name in _SAMPLED}
-    if "raw" in names:
-        found["raw"] = values.nbytes
+    found: dict[str, float] = {"raw": values.nbytes} if "raw" in names else {}
+    found |= {name: _sampled(name, values, context) for name in names if name in _SAMPLED}
     if len(found) < len(names):
         joint = joint_counts(values, context if _conditions(context) else None)
         found |= {name: _COUNTED[name](joint) for name in names if name in _COUNTED}

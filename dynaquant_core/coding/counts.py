@@ -20,6 +20,9 @@ __all__ = ["check_context", "check_output", "check_symbols", "is_symbols", "join
 
 Counts = NDArray[np.int64]
 
+#: Four tables of this many counts stay inside a core's own cache.
+_IN_CACHE = 1 << 13
+
 
 def is_symbols(values: Array) -> bool:
     """Whether ``values`` is what a symbol codec takes: uint8 or uint16, every value below `MAX_LEVELS`."""
@@ -107,7 +110,8 @@ def joint_counts(values: Array, context: Array | None = None) -> Counts:
     if values.size == 0:
         return np.zeros((1, 1), np.int64)
     levels, rows = int(values.max()) + 1, int(context.max()) + 1
-    parts = np.zeros((2, rows * levels), np.int64)
-    count_pairs(values, context, levels, parts)
-    counts: Counts = parts.sum(axis=0).reshape(rows, levels)
+    tables = 4 if rows * levels <= _IN_CACHE else 1
+    parts = np.zeros((tables, rows, levels), np.int64)
+    count_pairs(values, context, levels, rows * levels if tables > 1 else 0, parts.ravel())
+    counts: Counts = parts.sum(axis=0)
     return counts

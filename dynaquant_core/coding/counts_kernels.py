@@ -1,6 +1,6 @@
 """Kernels that count symbols, and pairs of context and symbol.
 
-Equal neighbours would wait for each other's increment, so four (or two) tables are filled in turn.
+Equal neighbours would wait for each other's increment, so four tables are filled in turn.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _0 = np.uint64(0)
 _1 = np.uint64(1)
 _2 = np.uint64(2)
 _3 = np.uint64(3)
+_4 = np.uint64(4)
 
 
 @kernel
@@ -39,14 +40,23 @@ def count_symbols(values: Array, step: int, counts: Array) -> None:
 
 
 @kernel
-def count_pairs(values: Array, contexts: Array, levels: int, counts: Array) -> None:
-    """Adds the counts of (context, value) to int64[2, contexts * levels]; the caller checked both ranges."""
+def count_pairs(values: Array, contexts: Array, levels: int, stride: int, counts: Array) -> None:
+    """Adds the counts of (context, value), at context * levels + value, to four tables ``stride`` apart.
+
+    ``counts`` is int64[4 * stride], or with a stride of 0 one table; the caller checked that it is as long as
+    the symbols need.
+    """
     n = np.uint64(values.size)
     width = np.uint64(levels)
+    second = np.uint64(stride)
+    third, fourth = second + second, second + second + second
     i = _0
-    while i + _2 <= n:
-        counts[_0, np.uint64(contexts[i]) * width + np.uint64(values[i])] += 1
-        counts[_1, np.uint64(contexts[i + _1]) * width + np.uint64(values[i + _1])] += 1
-        i += _2
-    if i < n:
-        counts[_0, np.uint64(contexts[i]) * width + np.uint64(values[i])] += 1
+    while i + _3 < n:
+        counts[np.uint64(contexts[i]) * width + np.uint64(values[i])] += 1
+        counts[second + np.uint64(contexts[i + _1]) * width + np.uint64(values[i + _1])] += 1
+        counts[third + np.uint64(contexts[i + _2]) * width + np.uint64(values[i + _2])] += 1
+        counts[fourth + np.uint64(contexts[i + _3]) * width + np.uint64(values[i + _3])] += 1
+        i += _4
+    while i < n:
+        counts[np.uint64(contexts[i]) * width + np.uint64(values[i])] += 1
+        i += _1

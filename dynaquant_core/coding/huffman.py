@@ -67,7 +67,7 @@ class Huffman:
         quarter, edges = values.size // 4, [0]
         for stream in range(4):
             part = values[stream * quarter : (stream + 1) * quarter]
-            edges.append(pack(part, entries, out, edges[-1]))
+            edges.append(int(pack(part, entries, out, edges[-1])))
         sizes = b"".join(number(edges[i + 1] - edges[i]) for i in range(3))
         tail = bytes(as_bytes(values[4 * quarter :].astype(f"<u{values.itemsize}")))
         return _tables(lengths).finish() + sizes + out[: edges[4]].tobytes() + tail

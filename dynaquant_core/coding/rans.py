@@ -95,7 +95,7 @@ def _encode(values: Array, context: Array | None) -> bytes:
         )
         if top >= 0:
             break
-    return _finish(model, lanes, words, reserve + top)
+    return _finish(model, lanes, words, reserve + int(top))
 
 
 def _finish(model: Model, lanes: NDArray[np.uint64], words: NDArray[np.uint16], top: int) -> bytes:
@@ -146,8 +146,8 @@ def _decode(payload: Buffer, out: Array, contexts: Array, count: Callable[[bool]
     intervals = np.empty(rows * model.levels, np.uint64)
     fill_cells(model.starts.ravel(), rows, model.levels, intervals, cells)
     bulk = _bulk(out.size, model)
-    position = decode(out, contexts, model.levels, intervals, cells, bulk, lanes, words, position, limit)
-    if position != limit or (lanes != _START).any():
+    end = decode(out, contexts, model.levels, intervals, cells, bulk, lanes, words, position, limit)
+    if end != limit or (lanes != _START).any():
         raise CorruptFileError(
             f"A rANS stream of {out.size} symbols does not end where its {limit} words do; "
             "load another checkpoint."

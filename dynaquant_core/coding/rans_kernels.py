@@ -86,7 +86,7 @@ def fill_cells(starts: Array, rows: int, levels: int, intervals: Array, cells: A
 
 
 @kernel
-def _push(x: Any, entry: Any, inverse: Array) -> Any:
+def _push(x: Any, entry: Any, inverse: Any) -> Any:
     """The state after it took ``entry``: quotient * 2**15 + remainder + start."""
     quotient = ((x + (entry >> _31)) * inverse) >> _46
     return x + ((entry >> _16) & _MASK) + quotient * (_SCALE - (entry & _HALF))

@@ -124,13 +124,14 @@ def decode_groups(payload: Buffer, out: Array, sizes: Sequence[int], codec: str)
             "load another checkpoint."
         )
     own = [tables.number(bits=1) for _ in sizes]
-    shared = None if all(own) else decoding_table(tables.lengths(top))
-    codes = [decoding_table(tables.lengths(top)) if flag else shared for flag in own]
+    shared = decoding_table(np.ones(1, np.uint8) if all(own) else tables.lengths(top))
+    codes = [tables.lengths(top) if flag else None for flag in own]
     body = as_view(payload)[tables.end :]
     windows, end, at, begin = as_windows(body), 8 * body.nbytes, 0, 0
     for size, code in zip(sizes, codes, strict=True):
-        table, longest = code if code is not None else decoding_table(np.zeros(0, np.uint8))
-        at = unpack_runs(out[begin : begin + size], table, longest, levels, windows, at, end)
+        # Made one at a time: a hostile stream may ask for many.
+        table, longest = shared if code is None else decoding_table(code)
+        at = int(unpack_runs(out[begin : begin + size], table, longest, levels, windows, at, end))
         begin += size
         if at < 0:
             break

@@ -85,6 +85,7 @@ def train_baseline(experiment: Experiment, key: str, report: Report) -> Baseline
     found = find_baseline(key)
     if found is not None:
         return found
+    _sweep(key)
     partial = FOLDER / f"{key}.{os.getpid()}"
     job = Job(partial, experiment, saves=False)
     job.write()
@@ -107,6 +108,24 @@ def publish(diary: Sequence[Event], key: str) -> Baseline:
                 events.append(partial / "events.jsonl", **event)
         _move(partial, FOLDER / key)
     return baseline
+
+
+def _sweep(key: str) -> None:
+    """Removes what an experiment that was killed itself left of this baseline."""
+    for folder in FOLDER.glob(f"{key}.*"):
+        if not _lives(folder.suffix[1:]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(number: str) -> bool:
+    """Whether a process of this number exists; what is no number is not ours to judge."""
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, PermissionError):
+        return True
+    return True
 
 
 def _move(partial: Path, folder: Path) -> None:

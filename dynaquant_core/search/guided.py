@@ -87,18 +87,6 @@ def _unsettled(trials: Trials, variant: tuple[int, ...]) -> Region:
     return left
 
 
-def _next_point(left: Region) -> tuple[int, ...]:
-    """The middle of what is left of the diagonal, then the most even split of the rest."""
-    diagonal = [point for point in _diagonal(left.shape) if left[point]]
-    return diagonal[len(diagonal) // 2] if diagonal else _most_even_split(left)
-
-
-def _diagonal(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """From the most careful place to the boldest, in as many steps as the longest axis has."""
-    last = max(shape, default=1) - 1
-    return [tuple(k * (size - 1) // max(last, 1) for size in shape) for k in range(last + 1)]
-
-
 def _most_even_split(left: Region, sizes: NDArray[np.float64]) -> tuple[int, ...]:
     """The place in ``left`` whose trial settles most of it whichever way it ends."""
     ranked = np.sort(sizes[left])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dynaquant_core.training.pinned import PinnedCopies
+from dynaquant_core.training.pinned import PinnedCopies, local_shard
 
 __all__ = ["BETA", "GradientCollector", "moment_averages"]
 
@@ -112,8 +112,8 @@ class GradientCollector:
     def _record(self, optimizer: Optimizer) -> None:
         found_inf = getattr(optimizer, "found_inf", None)  # set where the optimizer itself unscales (fused)
         gradients = list(self._gradients(optimizer))
-        near = [(name, gradient) for name, gradient in gradients if gradient.device.type != "cuda"]
-        far = [(name, gradient) for name, gradient in gradients if gradient.device.type == "cuda"]
+        far = [(name, gradient) for name, gradient in gradients if _is_far(gradient)]
+        near = [(name, _dense(gradient)) for name, gradient in gradients if not _is_far(gradient)]
         if near and not (isinstance(found_inf, Tensor) and bool(found_inf)):
             self._fold(iter(near))
         if not far:
@@ -129,7 +129,7 @@ class GradientCollector:
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is not None and parameter in self._names and not gradient.is_complex():
-                    yield self._names[parameter][0], _dense(gradient)
+                    yield self._names[parameter][0], gradient
 
     def _fold(self, gradients: Iterator[tuple[str, Tensor]]) -> None:
         landed = dict(gradients)
@@ -165,9 +165,14 @@ def moment_averages(
     }
 
 
+def _is_far(gradient: Tensor) -> bool:
+    """Whether it is worth a side stream; sparse ones are made dense on the CPU, to spare device memory."""
+    return gradient.device.type == "cuda" and gradient.layout == torch.strided
+
+
 def _dense(gradient: Tensor) -> Tensor:
-    """This rank's values as a strided tensor; sparse ones go through the CPU, to spare device memory."""
-    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    """This rank's values as a strided tensor."""
+    local = local_shard(gradient)
     return local.detach().cpu().to_dense() if local.layout != torch.strided else local
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["PinnedCopies"]
+__all__ = ["PinnedCopies", "local_shard"]
 
 
 @dataclass(slots=True)
@@ -39,7 +39,8 @@ class PinnedCopies:
         """Starts copying; `receive` must have been called for the step before.
 
         Args:
-            tensors: (key, strided CUDA tensor); shape and dtype of a key never change.
+            tensors: (key, strided CUDA tensor, or DTensor whose local shard is meant); shape and dtype of a
+                key never change.
         """
         by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for key, tensor in tensors:
@@ -63,8 +64,9 @@ class PinnedCopies:
         landing.stream.wait_stream(training)
         with torch.cuda.stream(landing.stream):
             for key, tensor in group:
-                self._buffer(key, tensor).copy_(tensor, non_blocking=True)
-                tensor.record_stream(landing.stream)
+                local = local_shard(tensor).detach()
+                self._buffer(key, local).copy_(local, non_blocking=True)
+                local.record_stream(landing.stream)
                 self._sent.append(key)
             landing.done.record(landing.stream)
         if self._kept(device, group[0][1]):
@@ -83,3 +85,11 @@ class PinnedCopies:
         before = self._last.get(device)
         self._last[device] = weakref.ref(tensor)
         return before is None or before() is tensor
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this rank holds; any other tensor as it is."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    local: Tensor = tensor.to_local()
+    return local

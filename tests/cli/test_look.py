@@ -57,11 +57,24 @@ def test_show_takes_the_newest_or_the_named_step(shell: Shell, looked_at: Path) 
 def test_show_tensors_accounts_for_every_byte_of_tensors(shell: Shell, looked_at: Path) -> None:
     told = shell("show", looked_at, "--tensors", "--json").json()
     assert sum(entry["raw_bytes"] for entry in told["tensors"]) == told["raw_bytes"]
+    for role, part in (("weight", "weights"), ("moment", "moments")):
+        listed = [entry for entry in told["tensors"] if entry["role"] == role]
+        listed += [entry for entry in told["tensors"] if (entry["name"], entry["part"]) == ("(shared)", part)]
+        assert sum(entry["stored_bytes"] for entry in listed) == told["parts"][role]["stored_bytes"]
     names = {entry["name"]: entry for entry in told["tensors"]}
     assert names["model.0.weight"]["role"] == "weight"
     assert names["model.0.weight"]["shape"] == [64, 48]
     assert all(entry["codecs"] for entry in told["tensors"] if entry["stored_bytes"])
     assert "model.0.weight" in shell("show", looked_at, "--tensors").out
+
+
+def test_log_of_a_store_without_a_whole_file_is_an_error(shell: Shell, store: Path) -> None:
+    for path in checkpoint_files(store):
+        path.write_bytes(path.read_bytes()[:-1])
+    outcome = shell("log", store)
+    assert outcome.status == 1
+    assert "none of its 3 files" in outcome.error()
+    assert shell("verify", store).status == 1
 
 
 @pytest.mark.parametrize("index", [0, 2])

@@ -24,7 +24,9 @@ def layers(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch
 def trained(state: dict[str, torch.Tensor], share: float = 0.05, seed: int = 1) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: (tensor + share * tensor.float().std() * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
+        name: (tensor + share * tensor.float().std() * torch.randn(tensor.shape, generator=generator)).to(
+            tensor.dtype
+        )
         for name, tensor in state.items()
     }
 

@@ -1,4 +1,4 @@
-"""What a user of the method relies on: readers get what was measured, sizes are as announced, errors bounded."""
+"""What users of the method rely on: readers get what was measured, sizes are as announced, errors bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dynaquant_core as dq
-from dynaquant_core.errors import ConfigError, CorruptFileError, DynaQuantError
+from dynaquant_core.errors import ConfigError, CorruptFileError
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant import DynaQuant
 from tests.methods.conftest import layers, trained
@@ -45,7 +45,9 @@ def assert_same(left, right):
         assert torch.equal(tensor, right[name]), name
 
 
-@pytest.mark.parametrize("options", [{}, {"coder": "paper"}, {"profile": "paper"}, {"codebook_scope": "global"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"coder": "paper"}, {"profile": "paper"}, {"codebook_scope": "global"}]
+)
 def test_a_reader_gets_what_the_draft_showed_along_a_chain(chain, options):
     method, ref = DynaQuant(**options), None
     for index, state in enumerate(chain):
@@ -83,10 +85,14 @@ def test_every_floating_dtype_comes_back_as_its_own(dtype):
 @pytest.mark.parametrize("options", [{}, {"coder": "paper"}, {"codebook_scope": "global"}])
 def test_announced_size_is_within_two_percent(options):
     generator = torch.Generator().manual_seed(3)
-    first = {f"layer{i}.weight": torch.randn(512, 256, generator=generator) * (0.01 + 0.03 * i) for i in range(3)}
+    first = {
+        f"layer{i}.weight": torch.randn(512, 256, generator=generator) * (0.01 + 0.03 * i) for i in range(3)
+    }
     states = [first, trained(first, 0.02), trained(trained(first, 0.02), 0.1, seed=4)]
     method, ref = DynaQuant(**options), None
-    for state, config in zip(states, [dq.Config(), dq.Config(bins=8, prune=0.3), dq.Config(bins=12)], strict=True):
+    for state, config in zip(
+        states, [dq.Config(), dq.Config(bins=8, prune=0.3), dq.Config(bins=12)], strict=True
+    ):
         draft = method.draft(state, ref, config, Hints())
         announced = draft.size
         streams, ref = draft.encode()
@@ -112,7 +118,7 @@ def test_a_state_that_did_not_move_costs_next_to_nothing(chain):
 
 def test_a_base_saves_bytes(chain):
     method = DynaQuant()
-    _, held, _, key = store(method, chain[0], None, dq.Config())
+    _, held, _, _ = store(method, chain[0], None, dq.Config())
     _, _, _, delta = store(method, chain[1], held, dq.Config())
     _, _, _, alone = store(method, chain[1], None, dq.Config())
     assert delta.nbytes < 0.7 * alone.nbytes
@@ -122,7 +128,9 @@ def test_a_base_saves_bytes(chain):
 def test_no_tensor_is_ruined_by_its_neighbours_or_its_tails(scope):
     generator = torch.Generator().manual_seed(5)
     shapes = {"tiny": 1e-6, "small": 1e-3, "large": 10.0}
-    state = {f"{name}.weight": torch.randn(96, 96, generator=generator) * scale for name, scale in shapes.items()}
+    state = {
+        f"{name}.weight": torch.randn(96, 96, generator=generator) * scale for name, scale in shapes.items()
+    }
     state["tailed.weight"] = torch.randn(96, 96, generator=generator) ** 5
     state["shifted.weight"] = 1.0 + 0.01 * torch.randn(96, 96, generator=generator)
     state["two_values.weight"] = torch.where(torch.rand(96, 96, generator=generator) < 0.5, -1.0, 3.0)
@@ -206,12 +214,11 @@ def test_hostile_streams_are_refused_or_decode_to_the_right_shape(chain, data):
     source.rows[key] = (data.draw(st.sampled_from([codec, *range(12)])), bytes(damaged[:cut]))
     try:
         state = method.decode(source, ref).state()
-    except DynaQuantError as error:
-        assert isinstance(error, CorruptFileError)
-    else:
-        assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
-            name: tuple(tensor.shape) for name, tensor in chain[0].items()
-        }
+    except CorruptFileError:
+        return
+    assert {name: tensor.shape for name, tensor in state.items()} == {
+        name: tensor.shape for name, tensor in chain[0].items()
+    }
 
 
 def test_drafts_of_one_save_share_their_sketches(chain):

@@ -48,8 +48,8 @@ def test_the_readme_has_snippets_and_commands() -> None:
 @pytest.mark.parametrize(("place", "line"), COMMANDS, ids=[f"{p} {c}" for p, c in COMMANDS])
 def test_commands_exist_with_these_options(place: str, line: str) -> None:
     commands = typer.main.get_command(app).commands
-    words = shlex.split(line)
-    if words[0] == "--version":
+    words = [word for word in shlex.split(line) if word not in {"--version", "--debug"}]
+    if not words:
         return
     assert words[0] in commands, f"{place}: there is no command {words[0]!r}"
     command = commands[words[0]]

@@ -6,7 +6,6 @@ JSON object: operations of an undisturbed run, kills, and every broken promise.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -34,7 +33,7 @@ class Shim:
     """Counts operations and ends the process before, after or in the middle of the n-th."""
 
     def __init__(self, fatal: int, moment: str) -> None:
-        self.count = 0
+        self.names: list[str] = []
         self.fatal = fatal
         self.moment = moment
 
@@ -47,11 +46,11 @@ class Shim:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if name == "open" and not args[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
                 return function(*args, **kwargs)
-            self.count += 1
-            fatal = self.count == self.fatal
+            self.names.append(name)
+            fatal = len(self.names) == self.fatal
             if fatal and self.moment == "before":
                 os._exit(KILLED)
-            if fatal and self.moment == "torn" and name == "write":
+            if fatal and self.moment == "torn":
                 function(args[0], bytes(args[1])[: len(args[1]) // 2])
                 os._exit(KILLED)
             result = function(*args, **kwargs)
@@ -117,8 +116,8 @@ def prepare(template: Path, before: tuple[int, ...]) -> None:
         (template / "store" / f"step-000000005-seq-000000.dq.tmp-{'a' * 32}").write_bytes(b"half")
 
 
-def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, int]:
-    """Runs the scenario in a forked child; returns its exit status and how many operations it counted."""
+def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, list[str]]:
+    """Runs the scenario in a forked child; returns its exit status and the operations of an undisturbed run."""
     act, before, options = SCENARIOS[name]
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -129,15 +128,15 @@ def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, int]
         shim = Shim(fatal, moment)
         shim.install()
         act(store)
-        counted = shim.count
+        names = " ".join(shim.names)
         shim.fatal = 0
-        os.write(write_end, str(counted).encode())
+        os.write(write_end, names.encode())
         os._exit(0)
     os.close(write_end)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    text = os.read(read_end, 32)
+    text = os.read(read_end, 1 << 16).decode()
     os.close(read_end)
-    return status, int(text or 0)
+    return status, text.split()
 
 
 def problems_after(path: Path, name: str) -> list[str]:
@@ -185,25 +184,23 @@ def is_one_of(state: Any, step: int) -> bool:
 
 
 def sweep(name: str, folder: Path) -> dict[str, Any]:
-    """Every operation, every moment, until a run passes undisturbed."""
-    template = folder / "template"
+    """An undisturbed run, then a kill before and after each of its operations and in the middle of each write."""
+    template, work = folder / "template", folder / "work"
     prepare(template, SCENARIOS[name][1])
-    broken: list[str] = []
-    operations, kills = 0, 0
-    for moment in ("before", "after", "torn"):
-        for fatal in itertools.count(1):
-            work = folder / "work"
+    shutil.copytree(template, work)
+    status, operations = run_child(work, name, 0, "before")
+    broken = [f"undisturbed: {problem}" for problem in problems_after(work / "store", name)]
+    broken += [f"undisturbed: ended with {status}"] if status else []
+    shutil.rmtree(work)
+    kills = 0
+    for fatal, operation in enumerate(operations, start=1):
+        for moment in ("before", "after", "torn")[: 3 if operation == "write" else 2]:
             shutil.copytree(template, work)
-            status, counted = run_child(work, name, fatal, moment)
-            if status not in (0, KILLED):
-                broken.append(f"{moment} {fatal}: the child ended with {status}")
+            status, _ = run_child(work, name, fatal, moment)
             found = problems_after(work / "store", name)
-            broken += [f"{moment} operation {fatal}: {problem}" for problem in found]
+            broken += [f"{moment} {operation} ({fatal}): {problem}" for problem in found]
             shutil.rmtree(work)
             kills += status == KILLED
-            operations = max(operations, counted)
-            if status == 0 and fatal > counted:
-                break
     return {"scenario": name, "operations": operations, "kills": kills, "broken": broken}
 
 

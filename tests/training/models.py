@@ -80,6 +80,21 @@ def one_step(model, optimizer, loss_of, scheduler=None):
     return float(loss.detach())
 
 
+#: Nothing is rounded: a resumed run is the uninterrupted one.
+EXACT = {"exact": ("*",), "moments": "exact"}
+
+
+def build(width=32):
+    model = Net(width)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(model, optimizer, checkpoints, steps, loss_of=net_loss):
+    for _ in range(steps):
+        one_step(model, optimizer, loss_of)
+        checkpoints.step()
+
+
 def bits(tree):
     """Every tensor, array and number of a tree as comparable bytes, by path."""
     if isinstance(tree, torch.Tensor):

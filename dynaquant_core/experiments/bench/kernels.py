@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 __all__ = ["read_pass"]
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def read_pass(words: NDArray[np.uint32]) -> int:
     """Sum of all words modulo 2^64: nothing but the read."""
     total = np.uint64(0)
     for index in range(words.size):
         total += np.uint64(words[index])
-    return total  # type: ignore[return-value]
+    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -82,7 +82,7 @@ def saving_stages(count: int, threads: int) -> Iterator[Measurement]:
         yield from loading(store, plain, row_of=row)
 
 
-def sum_of(seconds: dict[str, float], *stages: str) -> float:
+def sum_of(seconds: Mapping[str, float], *stages: str) -> float:
     """Seconds of several stages together."""
     return sum(seconds.get(stage, 0.0) for stage in stages)
 

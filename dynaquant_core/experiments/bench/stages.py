@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -156,10 +157,8 @@ def coding_stages(count: int, threads: int) -> Iterator[Measurement]:
         payload = codec.encode(codes, context)
         out = np.empty_like(codes)
         calls: dict[str, Callable[[], object]] = {
-            "encode": lambda codec=codec, context=context: codec.encode(codes, context),
-            "decode": lambda codec=codec, context=context, payload=payload, out=out: codec.decode(
-                payload, out, context
-            ),
+            "encode": partial(codec.encode, codes, context),
+            "decode": partial(codec.decode, payload, out, context),
         }
         for verb, call in calls.items():
             seconds = median_seconds(call)

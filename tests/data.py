@@ -1,0 +1,16 @@
+"""Where the tests' real data lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def data_root() -> Path:
+    """The data folder; skips the test where it is absent (README: where each file can be had)."""
+    root = Path(os.environ.get("DYNAQUANT_DATA", "../shared/data"))
+    if not root.is_dir():
+        pytest.skip(f"no data folder at {root}; set DYNAQUANT_DATA to one that holds the files the README lists")
+    return root

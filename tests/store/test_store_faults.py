@@ -1,0 +1,193 @@
+"""Errors of the system at any operation: a save fails whole, says so, and nothing is lost (RELIABILITY F4, F6)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dynaquant_core as dq
+from dynaquant_core.store import CheckpointStore
+from tests.store.kit import exact_store, filled, is_same, leftovers, small_state
+
+OPERATIONS = ("open", "write", "fsync", "replace", "unlink", "mkdir")
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+
+
+class Faults:
+    """Lets the n-th operation that changes the disk fail, once or from then on."""
+
+    def __init__(self, number: int, *, at: int, lasting: bool) -> None:
+        self.number, self.at, self.lasting = number, at, lasting
+        self.count = 0
+        self.fired: list[str] = []
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, failing when its turn comes."""
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and not args[1] & os.O_CREAT:
+                return function(*args, **kwargs)
+            self.count += 1
+            if self.count == self.at or (self.lasting and self.count > self.at):
+                self.fired.append(name)
+                raise OSError(self.number, os.strerror(self.number))
+            return function(*args, **kwargs)
+
+        return wrapper
+
+
+@contextmanager
+def faulty(number: int, *, at: int, lasting: bool) -> Iterator[Faults]:
+    """Installs `Faults` for the block."""
+    faults = Faults(number, at=at, lasting=lasting)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPERATIONS:
+            patch.setattr(os, name, faults.wrap(name, getattr(os, name)))
+        yield faults
+
+
+SCENARIOS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "first": ((), {}),
+    "delta": ((10, 20, 30), {}),
+    "retention": ((10, 20, 30), {"max_chain": 2, "keep_last": 2}),
+}
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.__getitem__)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_an_error_at_every_operation(tmp_path: Path, scenario: str, number: int, lasting: bool) -> None:
+    before, options = SCENARIOS[scenario]
+    operation = 0
+    while True:
+        operation += 1
+        path = tmp_path / str(operation)
+        if before:
+            filled(path, before)
+        store = exact_store(path, **options)
+        if before:
+            store.load()
+        fired = save_with_fault(store, number, operation, lasting=lasting)
+        check(path, store, before, options)
+        if not fired:
+            break
+    assert operation > 5
+
+
+def save_with_fault(store: CheckpointStore, number: int, operation: int, *, lasting: bool) -> bool:
+    """Saves step 40; whether a fault fired.  It must either be reported, or concern what comes after."""
+    state = small_state(40)
+    with faulty(number, at=operation, lasting=lasting) as faults:
+        try:
+            store.save(40, state)
+        except dq.StorageError as error:
+            assert error.errno == number
+            assert str(store.path) in str(error)
+            assert faults.fired
+        else:
+            assert set(faults.fired) <= {"unlink", "fsync"}, "an error of a write was swallowed"
+    assert is_same(state, small_state(40))
+    return bool(faults.fired)
+
+
+def check(path: Path, store: CheckpointStore, before: tuple[int, ...], options: dict[str, Any]) -> None:
+    """Nothing is lost, and the same object saves the next step as if nothing had happened."""
+    steps = set(store.steps())
+    assert steps >= ({30} if options.get("keep_last") else set(before))
+    assert steps <= {*before, 40}
+    assert all(is_same(CheckpointStore(path).load(step), small_state(step)) for step in steps)
+    store.save(50, small_state(50))
+    store.close()
+    assert leftovers(path) == []
+    assert is_same(CheckpointStore(path).load(), small_state(50))
+
+
+def test_short_and_interrupted_writes_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, bytes(data)[:1001]))
+    exact_store(tmp_path).save(1, small_state(1))
+    assert is_same(CheckpointStore(tmp_path).load(), small_state(1))
+
+
+def test_a_failed_fsync_is_never_asked_again_of_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may forget the lost pages and report success the second time."""
+    store = exact_store(tmp_path)
+    store.save(1, small_state(1))
+    real, asked = os.fsync, []
+
+    def fails_once(descriptor: int) -> None:
+        asked.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if len(asked) == 1:
+            raise OSError(errno.EIO, "lost")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails_once)
+    with pytest.raises(dq.StorageError, match="check the disk"):
+        store.save(2, small_state(2))
+    assert len(asked) == 1
+    assert store.steps() == [1]
+    store.save(3, small_state(3))
+    assert asked[0] not in asked[1:]
+    assert is_same(CheckpointStore(tmp_path).load(), small_state(3))
+
+
+def test_an_error_while_reading_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(tmp_path)
+    last = exact_store(tmp_path).info(30)
+    real = os.preadv
+
+    def fails(descriptor: int, buffers: Any, offset: int) -> int:
+        if "seq-000003" in os.readlink(f"/proc/self/fd/{descriptor}") and offset < last.stored_bytes // 2:
+            raise OSError(errno.EIO, "bad sector")
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", fails)
+    store = exact_store(tmp_path)
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.step, len(newest.skipped)) == (20, 1)
+    with pytest.raises(dq.StorageError):
+        store.load(30)
+
+
+def test_an_error_of_the_encoder_leaves_the_store_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = exact_store(tmp_path)
+    store.save(1, small_state(1))
+    saving = store.begin(2, small_state(2))
+    sealed = saving.seal(saving.draft())
+
+    def fails(writer: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(sealed, "encode", fails)
+    with pytest.raises(MemoryError):
+        sealed.write()
+    assert leftovers(tmp_path) == []
+    assert store.save(3, small_state(3)).base_step == 1
+
+
+def test_no_descriptors_are_left_open(tmp_path: Path) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    store = exact_store(tmp_path)
+    store.save(1, small_state(1))
+    before = opened()
+    for step in range(2, 30):
+        store.save(step, small_state(step))
+        store.load(step)
+        with faulty(errno.EIO, at=2, lasting=False), pytest.raises(dq.StorageError):
+            store.save(step, small_state(step))
+    assert opened() == before
+    store.close()
+    assert opened() == before - 1

@@ -1,0 +1,350 @@
+"""Retention against a set model, and on real files: nothing that is needed ever goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import dynaquant_core as dq
+from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store.budget import parse_budget
+from dynaquant_core.store.retention import Policy, current, needed, retired
+from tests.store.kit import checkpoint_files, exact_store, filled, is_same, small_state
+
+# -- the pure function ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class File:
+    """A record of retention."""
+
+    step: int
+    order: tuple[int, int]
+    digest: str
+    base_digest: str | None
+    size: int
+
+
+@st.composite
+def folders(draw: st.DrawFn) -> list[File]:
+    """Any folder a run may leave: steps repeat, bases are any older file or gone."""
+    files: list[File] = []
+    for sequence in range(draw(st.integers(1, 12))):
+        base = draw(st.sampled_from([None, None, "gone", *(file.digest for file in files)]))
+        step, size = draw(st.integers(0, 6)), draw(st.integers(1, 9))
+        files.append(File(step, (sequence, draw(st.integers(0, 2))), f"d{sequence}", base, size))
+    return files
+
+
+policies = st.builds(
+    Policy,
+    st.none() | st.integers(1, 4),
+    st.none() | st.integers(1, 3),
+    st.none() | st.integers(1, 40),
+)
+
+
+@given(folders(), policies, st.sets(st.integers(0, 6), max_size=2))
+@settings(max_examples=400, deadline=None)
+def test_what_stays_can_be_read_and_is_what_the_policy_promises(
+    files: list[File], policy: Policy, pins: set[int]
+) -> None:
+    gone = retired(files, policy, pins)
+    stay = [file for file in files if file not in gone]
+    here = {file.digest for file in stay}
+    newest = max(files, key=lambda file: file.order)
+    assert newest in stay
+    assert all(file in stay for step, file in current(files).items() if step in pins)
+    all_digests = {file.digest for file in files}
+    assert all(file.base_digest in here for file in stay if file.base_digest in all_digests)
+    # No step goes back to an older version of itself.
+    assert all(current(stay)[file.step] == current(files)[file.step] for file in stay)
+    if policy.keep_within is None:
+        ranked = sorted(current(files).values(), key=lambda file: file.order, reverse=True)
+        assert set(ranked[: policy.keep_last or 0]) <= set(stay)
+        assert all(file in stay for file in ranked if policy.keep_every and file.step % policy.keep_every == 0)
+    else:
+        must = [newest, *(file for step, file in current(files).items() if step in pins)]
+        least = sum(file.size for file in needed(must, files).values())
+        assert sum(file.size for file in stay) <= max(policy.keep_within, least)
+    # Removing in order, every moment in between is sound too.
+    for done in range(len(gone)):
+        rest = {file.digest for file in [*stay, *gone[done:]]}
+        assert all(file.base_digest in rest for file in files if file.digest in rest and file.base_digest in all_digests)
+
+
+@given(folders(), st.sets(st.integers(0, 6)))
+@settings(max_examples=100, deadline=None)
+def test_without_a_policy_only_superseded_files_go(files: list[File], pins: set[int]) -> None:
+    gone = retired(files, Policy(), pins)
+    assert all(current(files)[file.step] != file for file in gone)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1kB", 1000), ("2 MiB", 2 << 20), ("0.5GB", 5 * 10**8), (7, 7), ("12", 12), (1e3, 1000)]
+)
+def test_budgets(text: Any, expected: int) -> None:
+    assert parse_budget(text) == expected
+
+
+# -- real files ----------------------------------------------------------------------------------
+
+
+def test_keep_last_keeps_what_the_last_ones_need(tmp_path: Path) -> None:
+    store = exact_store(tmp_path, keep_last=2, max_chain=3)
+    for step in range(1, 10):
+        store.save(step, small_state(step))
+        assert {step, max(1, step - 1)} <= set(store.steps())
+        assert store.verify() == []
+    assert store.steps() == [5, 6, 7, 8, 9]  # 8 stands on 5, 6 and 7; 9 is a key
+
+
+def test_keep_every_and_keep_last(tmp_path: Path) -> None:
+    store = exact_store(tmp_path, keep_last=1, keep_every=4, max_chain=0)
+    for step in range(1, 11):
+        store.save(step, small_state(step))
+    assert store.steps() == [4, 8, 10]
+
+
+def test_keep_within_a_budget(tmp_path: Path) -> None:
+    size = exact_store(tmp_path / "one").save(1, small_state(1)).stored_bytes
+    budget = int(3.5 * size)
+    store = exact_store(tmp_path / "many", keep_within=budget, max_chain=0)
+    for step in range(1, 9):
+        store.save(step, small_state(step))
+        used = sum(file.stat().st_size for file in checkpoint_files(tmp_path / "many"))
+        assert used <= budget
+    assert store.steps() == [6, 7, 8]
+
+
+def test_pins_outlive_everything(tmp_path: Path) -> None:
+    filled(tmp_path, (1, 2, 3), max_chain=0)
+    with CheckpointStore(tmp_path) as one:
+        one.pin(2)
+    store = exact_store(tmp_path, keep_last=1, max_chain=0)
+    store.load()
+    store.save(4, small_state(4))
+    assert store.steps() == [2, 4]
+    store.unpin(2)
+    store.save(5, small_state(5))
+    assert store.steps() == [5]
+    with pytest.raises(dq.CheckpointNotFoundError):
+        store.pin(2)
+
+
+def test_damaged_pins_stop_retention_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = exact_store(tmp_path, keep_last=1, max_chain=0)
+    store.save(1, small_state(1))
+    store.pin(1)
+    (tmp_path / "pins.json").write_text('{"pins": "all"}')
+    for step in (2, 3):
+        store.save(step, small_state(step))
+    assert store.steps() == [1, 2, 3]
+    assert "damaged" in caplog.text
+    with pytest.raises(dq.CorruptFileError, match="delete it to unpin all"):
+        store.pin(2)
+
+
+def test_delete_rebases_what_builds_on_the_step(tmp_path: Path) -> None:
+    filled(tmp_path, (1, 2, 3, 4))
+    store = exact_store(tmp_path)
+    for gone in (1, 3, 2):
+        store.delete(gone)
+        assert gone not in store.steps()
+        assert store.verify(deep=True) == []
+        assert all(is_same(store.load(step), small_state(step)) for step in store.steps())
+    with pytest.raises(dq.CheckpointNotFoundError, match="nearest are 4"):
+        store.delete(2)
+    assert len(checkpoint_files(tmp_path)) == 1
+
+
+def test_delete_of_a_step_saved_twice_does_not_bring_the_first_back(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = exact_store(tmp_path)
+    store.load(10)
+    store.save(20, small_state(20, seed=9))
+    store.delete(20)
+    assert store.steps() == [10, 30]
+    assert is_same(store.load(30), small_state(30))
+
+
+def test_delete_removes_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    filled(tmp_path)
+    checkpoint_files(tmp_path)[1].write_bytes(b"broken")
+    store = exact_store(tmp_path)
+    assert len(store.verify()) == 2
+    store.delete(20)
+    assert [problem.step for problem in store.verify()] == [30]
+    store.delete(30)
+    assert store.verify() == []
+    assert store.steps() == [10]
+
+
+def test_compact_frees_the_bases_bit_for_bit(tmp_path: Path) -> None:
+    for method in ("exact", "dynaquant"):
+        path = tmp_path / method
+        with CheckpointStore(path, method=method) as store:
+            for step in (1, 2, 3, 4):
+                store.save(step, small_state(step))
+        before = {step: CheckpointStore(path).load(step) for step in (3, 4)}
+        infos = {step: CheckpointStore(path).info(step) for step in (3, 4)}
+        CheckpointStore(path, method=method, keep_last=2).compact()
+        store = CheckpointStore(path, method=method)
+        assert store.steps() == [3, 4]
+        assert len(checkpoint_files(path)) == 2
+        assert store.verify(deep=True) == []
+        for step in (3, 4):
+            assert is_same(store.load(step), before[step])
+            assert store.info(step).sequence == infos[step].sequence
+        assert store.info(3).kind == "key"
+        store.save(5, small_state(5))
+        assert store.verify(deep=True) == []
+        store.close()
+
+
+def test_compact_shortens_chains(tmp_path: Path) -> None:
+    filled(tmp_path, (1, 2, 3, 4, 5))
+    CheckpointStore(tmp_path, max_chain=1).compact()
+    store = CheckpointStore(tmp_path)
+    assert [store.info(step).kind for step in store.steps()] == ["key", "delta", "key", "delta", "key"]
+    assert all(is_same(store.load(step), small_state(step)) for step in store.steps())
+    before = sorted(os.listdir(tmp_path))
+    store.compact()  # nothing is left to do
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_compact_by_the_object_that_saves_keeps_its_run_going(tmp_path: Path) -> None:
+    store = exact_store(tmp_path, keep_last=1)
+    for step in (1, 2, 3):
+        store.save(step, small_state(step))
+    store.compact()
+    assert store.steps() == [3]
+    store.save(4, small_state(4))
+    assert is_same(CheckpointStore(tmp_path).load(), small_state(4))
+
+
+def test_compact_leaves_what_it_cannot_read(tmp_path: Path) -> None:
+    filled(tmp_path, (1, 2, 3))
+    data = bytearray(checkpoint_files(tmp_path)[1].read_bytes())
+    data[len(data) // 2] ^= 1
+    checkpoint_files(tmp_path)[1].write_bytes(data)
+    CheckpointStore(tmp_path, keep_last=1).compact()
+    assert len(checkpoint_files(tmp_path)) == 3
+
+
+# -- a store against a model ---------------------------------------------------------------------
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Save, go back, delete, pin, compact, restart, crash leftovers: what is on disk is what the model says.
+
+    The model is a dictionary step -> seed of the newest save.  Retention may only remove what the policy lets
+    go; whatever is listed must load as it was saved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path(tempfile.mkdtemp())
+        self.model: dict[int, int] = {}
+        self.newest = -1
+        self.pins: set[int] = set()
+        self.seed = 0
+        self.options: dict[str, Any] = {}
+        self.store = exact_store(self.path)
+
+    @initialize(keep_last=st.none() | st.integers(1, 3), max_chain=st.integers(0, 3))
+    def open(self, keep_last: int | None, max_chain: int) -> None:
+        self.options = {"keep_last": keep_last, "max_chain": max_chain}
+        self.store = exact_store(self.path, **self.options)
+
+    @rule(step=st.integers(0, 6))
+    def save(self, step: int) -> None:
+        self.seed += 1
+        before = set(self.store.steps())
+        self.store.save(step, tiny_state(step, self.seed))
+        self.model[step], self.newest = self.seed, step
+        gone = (before | {step}) - set(self.store.steps())
+        assert not gone or self.options["keep_last"]
+        self.forget(gone)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def go_back(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.model)))
+        assert is_same(self.store.load(step), tiny_state(step, self.model[step]))
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = exact_store(self.path, **self.options)
+        assert is_same(self.store.load(), tiny_state(self.newest, self.model[self.newest]))
+
+    @precondition(lambda self: len(self.model) > 1)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.model)))
+        assume(step != self.newest)
+        self.store.delete(step)
+        self.pins.discard(step)
+        del self.model[step]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.model)))
+        self.store.pin(step)
+        self.pins.add(step)
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def compact(self) -> None:
+        before = set(self.store.steps())
+        self.store.compact()
+        self.forget(before - set(self.store.steps()))
+
+    @rule()
+    def crash_leftover(self) -> None:
+        (self.path / f"step-000000001-seq-000001.dq.tmp-{self.seed:032x}").write_bytes(b"half")
+
+    def forget(self, gone: set[int]) -> None:
+        """What went must have been allowed to."""
+        assert not gone & (self.pins | {self.newest})
+        for step in gone:
+            del self.model[step]
+
+    @invariant()
+    def what_is_listed_is_the_model_and_loads(self) -> None:
+        fresh = exact_store(self.path)
+        assert set(fresh.steps()) == set(self.model)
+        for step, seed in self.model.items():
+            assert is_same(fresh.load(step), tiny_state(step, seed))
+        if self.model:
+            newest = fresh.newest()
+            assert newest is not None
+            assert newest.step == self.newest
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.path)
+
+
+def tiny_state(step: int, seed: int) -> dict[str, Any]:
+    """A state that tells which save it is."""
+    state = small_state(step, seed=seed)
+    return {"model": {"w": state["model"]["layer0.weight"]}, "frozen": small_state(0)["frozen"], "step": step}
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestStoreMachine = StoreMachine.TestCase

@@ -1,0 +1,172 @@
+import math
+
+import pytest
+import torch
+
+import dynaquant_core as dq
+from dynaquant_core.training.capture import capture
+from dynaquant_core.training.subject import Subject
+from tests.training.models import (
+    EXACT,
+    bits,
+    build,
+    train,
+)
+
+
+def test_restore_of_a_missing_or_empty_folder_is_0_and_touches_nothing(tmp_path):
+    model, optimizer = build()
+    before = bits(capture(Subject(model, optimizer), 0))
+    for folder in (tmp_path / "missing", tmp_path):
+        with dq.Checkpointer(folder, model, optimizer) as checkpoints:
+            assert checkpoints.restore() == 0
+            assert checkpoints.completed == 0
+    assert bits(capture(Subject(model, optimizer), 0)) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_restore_after_a_kill_in_the_very_first_save_is_0(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints:
+        checkpoints.save()
+        checkpoints.wait()
+    for path in tmp_path.glob("*.dq"):
+        path.unlink()  # what a save leaves that never came to its rename: a lock file at most
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints:
+        assert checkpoints.restore() == 0
+
+
+def test_an_explicit_step_that_is_not_there_is_an_error(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path / "run", model, optimizer, every=2, **EXACT) as checkpoints:
+        with pytest.raises(dq.CheckpointNotFoundError):
+            checkpoints.restore(4)
+        checkpoints.restore()
+        train(model, optimizer, checkpoints, 2)
+        checkpoints.wait()
+        before = bits(capture(Subject(model, optimizer), 0))
+        with pytest.raises(dq.CheckpointNotFoundError):
+            checkpoints.restore(4)
+        assert bits(capture(Subject(model, optimizer), 0)) == before
+
+
+def test_a_damaged_newest_falls_back_and_only_damaged_ones_are_an_error(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=2, max_chain=0, **EXACT) as checkpoints:
+        train(model, optimizer, checkpoints, 4)
+    older, newer = sorted(tmp_path.glob("*.dq"))
+    newer.write_bytes(newer.read_bytes()[:-100])
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints:
+        assert checkpoints.restore() == 2
+    older.write_bytes(b"nothing")
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints, pytest.raises(dq.EmptyStoreError):
+        checkpoints.restore()
+
+
+def test_foreign_paths_are_named(tmp_path):
+    model, optimizer = build()
+    (tmp_path / "file").write_text("notes")
+    with pytest.raises(dq.NotAStoreError):
+        dq.Checkpointer(tmp_path / "file", model, optimizer)
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints, pytest.raises(dq.NotAStoreError):
+        checkpoints.restore()
+
+
+def test_a_changed_model_is_an_error_and_its_folder_is_left_alone(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=2) as checkpoints:
+        train(model, optimizer, checkpoints, 2)
+    files = {path: path.read_bytes() for path in tmp_path.glob("*.dq")}
+    other, again = build(width=64)
+    before = bits(capture(Subject(other, again), 0))
+    with dq.Checkpointer(tmp_path, other, again) as checkpoints:
+        with pytest.raises(dq.StateMismatchError, match=r"body\.4\.weight"):
+            checkpoints.restore()
+        assert bits(capture(Subject(other, again), 0)) == before
+        with pytest.raises(dq.StoreNotEmptyError):
+            checkpoints.save()
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.dq")} == files
+
+
+def test_another_runs_folder_is_refused_without_a_restore(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints:
+        checkpoints.save()
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints, pytest.raises(dq.StoreNotEmptyError):
+        checkpoints.save()
+
+
+def test_a_store_of_something_else_is_not_restored(tmp_path):
+    model, _ = build()
+    with dq.CheckpointStore(tmp_path) as store:
+        store.save(1, {"model": model.state_dict()})
+    with (
+        dq.Checkpointer(tmp_path, model) as checkpoints,
+        pytest.raises(dq.StateMismatchError, match="'step'"),
+    ):
+        checkpoints.restore()
+
+
+def test_a_failure_in_the_background_surfaces_at_the_next_call_and_at_close(tmp_path):
+    model, optimizer = build()
+    checkpoints = dq.Checkpointer(tmp_path, model, optimizer, every=2, keep_within=100)
+    checkpoints.save()
+    checkpoints._worker._join()
+    with pytest.raises(dq.SaveError) as caught:
+        train(model, optimizer, checkpoints, 1)
+    assert isinstance(caught.value.__cause__, dq.BudgetError)
+    train(model, optimizer, checkpoints, 1)  # told once; the save that is due now is tried
+    with pytest.raises(dq.SaveError):
+        checkpoints.wait()
+    with pytest.raises(dq.SaveError):
+        checkpoints.close()
+    assert checkpoints.store.steps() == []
+
+
+def test_a_failure_in_the_background_may_be_a_warning(tmp_path, caplog):
+    model, optimizer = build()
+    options = {"every": 2, "keep_within": 100, "on_error": "warn"}
+    with dq.Checkpointer(tmp_path, model, optimizer, **options) as checkpoints:
+        train(model, optimizer, checkpoints, 5)
+        assert checkpoints.wait() is None
+    assert "keep_within" in caplog.text
+
+
+def test_a_failure_on_this_thread_leaves_the_run_untouched(tmp_path):
+    class Odd:
+        def state_dict(self):
+            return {"handle": object()}
+
+        def load_state_dict(self, state):
+            pass
+
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, extra={"odd": Odd()}) as checkpoints:
+        before = bits(capture(Subject(model, optimizer), 0))
+        with pytest.raises(dq.UnsupportedStateError, match=r"extra\.odd\.handle"):
+            checkpoints.save()
+        assert bits(capture(Subject(model, optimizer), 0)) == before
+
+
+def test_an_error_of_the_loop_is_not_hidden_by_a_failed_save(tmp_path):
+    model, optimizer = build()
+
+    def loop():
+        with dq.Checkpointer(tmp_path, model, optimizer, keep_within=100) as checkpoints:
+            checkpoints.save()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop()
+
+
+def test_non_finite_weights_are_kept_exact(tmp_path):
+    model, optimizer = build()
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.body[4].weight[3, 3] = math.nan
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints:
+        checkpoints.save()
+        info = checkpoints.wait()
+        assert "model.body.4.weight" in info.exact
+        assert bits(checkpoints.store.load()["model"]["body.4.weight"]) == bits(model.body[4].weight)
