@@ -9,6 +9,7 @@ import typer
 from dynaquant_core.cli.messages import say
 from dynaquant_core.cli.output import (
     Json,
+    brief_config,
     config_text,
     emit,
     plain,
@@ -43,7 +44,7 @@ def log(path: PathArgument, as_json: Json = False) -> None:
         "stored",
         "ratio",
         "weights",
-        "degradation",
+        "worse",
         "<met",
         "tried",
         "held",
@@ -97,7 +98,7 @@ def log_row(info: CheckpointInfo) -> tuple[str, ...]:
         yes_no(info.met),
         str(info.evaluations),
         f"{info.seconds['held']:.2f} s" if "held" in info.seconds else "-",
-        config_text(info.config),
+        brief_config(info.config),
     )
 
 

@@ -10,12 +10,23 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Json", "config_text", "emit", "plain", "print_table", "share", "size", "times", "write_line"]
+__all__ = [
+    "Json",
+    "brief_config",
+    "config_text",
+    "emit",
+    "plain",
+    "print_table",
+    "share",
+    "size",
+    "times",
+    "write_line",
+]
 
 #: ``--json`` of every command that prints a table.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -39,8 +50,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     """Prints rows of text under named columns; a name that begins with ``<`` aligns left."""
     table = Table(header_style="bold")
     for name in columns:
-        left = name.startswith("<")
-        table.add_column(name.lstrip("<"), justify="left" if left else "right", overflow="fold")
+        justify: JustifyMethod = "left" if name.startswith("<") else "right"
+        table.add_column(name.lstrip("<"), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
@@ -98,6 +109,21 @@ def times(raw: int, stored: int) -> str:
         ('12.5x', '-')
     """
     return f"{raw / stored:.1f}x" if stored else "-"
+
+
+def brief_config(config: Any) -> str:
+    """Its first setting, and those that are not as they come: one cell of a table.
+
+    Example:
+        >>> from dynaquant_core.config import Config
+        >>> brief_config(Config(bins=8, prune=0.2))
+        'bins=8 prune=0.2'
+    """
+    if not dataclasses.is_dataclass(config):
+        return config_text(config)
+    settings = [(field, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    told = settings[:1] + [(field, value) for field, value in settings[1:] if value != field.default]
+    return " ".join(f"{field.name}={value}" for field, value in told) or "-"
 
 
 def config_text(config: Any) -> str:

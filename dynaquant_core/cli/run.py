@@ -44,6 +44,9 @@ def follow(watch: Watch, progress: Progress) -> None:
 
 
 def print_rows(title: str, rows: Sequence[dict[str, str]]) -> None:
-    """One table of rows that may differ in their columns."""
+    """One table of rows that may differ in their columns; a single row stands upright, to fit a terminal."""
+    if len(rows) == 1:
+        print_table(title, ("<what", "<value"), list(rows[0].items()))
+        return
     columns = list(dict.fromkeys(key for row in rows for key in row))
     print_table(title, columns, [[row.get(column, "-") for column in columns] for row in rows])

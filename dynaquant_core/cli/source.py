@@ -186,7 +186,8 @@ def tensor_table(path: Path) -> list[dict[str, Any]]:
     """What a file's index says about each tensor, and about the streams that a part's tensors share."""
     with FileReader(path) as reader:
         index = reader.index
-    own, shared = defaultdict(list), defaultdict(list)
+    own: defaultdict[int, list[StreamEntry]] = defaultdict(list)
+    shared: defaultdict[str, list[StreamEntry]] = defaultdict(list)
     for stream in index.streams:
         (shared[stream.part] if stream.tensor == SHARED else own[stream.tensor]).append(stream)
     rows = [

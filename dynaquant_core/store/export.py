@@ -6,9 +6,10 @@ all.
 
 from __future__ import annotations
 
-import json
+import errno
 import logging
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,7 +46,15 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
         StorageError: the system refused; an existing file is as before.
     """
     plain = _plain(state, ())
-    _replace(Path(path), lambda temporary: torch.save(plain, temporary))
+
+    def write(temporary: Path) -> None:
+        with temporary.open("xb") as file:
+            try:
+                torch.save(plain, file)
+            except RuntimeError as error:  # what torch makes of a write that fails
+                raise OSError(errno.EIO, "torch.save could not finish writing") from error
+
+    _replace(Path(path), write)
 
 
 def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
@@ -71,8 +80,11 @@ def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
 
     def write(temporary: Path) -> None:
         try:
-            save_file(tensors, temporary, metadata={"format": "pt", "names": json.dumps(len(tensors))})
+            save_file(tensors, temporary, metadata={"format": "pt"})
         except (SafetensorError, ValueError, KeyError) as error:
+            refused = re.search(r"os error (\d+)", str(error))
+            if refused:
+                raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
             raise UnsupportedStateError(f"safetensors cannot hold this state: {error}.") from error
 
     _replace(Path(path), write)
@@ -93,10 +105,7 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(temporary_name(path.name))
     with guarded("export to", path):
         try:
-            try:
-                write(temporary)
-            except RuntimeError as error:  # how torch reports a file that it cannot write
-                raise OSError(str(error).split("\n", maxsplit=1)[0]) from error
+            write(temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)

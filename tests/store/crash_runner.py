@@ -1,6 +1,6 @@
 """Kills a process at every operation that changes the disk, and looks at what is left.
 
-Run as a program of its own (one thread, so that it can fork): ``crash_runner.py SCENARIO FOLDER`` prints one
+Run as a program of its own (one thread, so that it can fork): ``crash_runner.py SCENARIO FOLDER`` writes one
 JSON object: operations of an undisturbed run, kills, and every broken promise.
 """
 
@@ -117,7 +117,7 @@ def prepare(template: Path, before: tuple[int, ...]) -> None:
 
 
 def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, list[str]]:
-    """Runs the scenario in a forked child; returns its exit status and the operations of an undisturbed run."""
+    """Runs the scenario in a forked child; returns its exit status and, if undisturbed, its operations."""
     act, before, options = SCENARIOS[name]
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -161,7 +161,9 @@ def problems_after(path: Path, name: str) -> list[str]:
     return found + problems_going_on(path, bool(steps), bool(before), options)
 
 
-def problems_going_on(path: Path, filled_before: bool, has_foreign: bool, options: dict[str, Any]) -> list[str]:
+def problems_going_on(
+    path: Path, filled_before: bool, has_foreign: bool, options: dict[str, Any]
+) -> list[str]:
     """What is broken after the next good save."""
     store = exact_store(path, **options)
     if filled_before:
@@ -184,7 +186,7 @@ def is_one_of(state: Any, step: int) -> bool:
 
 
 def sweep(name: str, folder: Path) -> dict[str, Any]:
-    """An undisturbed run, then a kill before and after each of its operations and in the middle of each write."""
+    """An undisturbed run, then a kill before and after each of its operations and inside each write."""
     template, work = folder / "template", folder / "work"
     prepare(template, SCENARIOS[name][1])
     shutil.copytree(template, work)
@@ -206,4 +208,4 @@ def sweep(name: str, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(sweep(sys.argv[1], Path(sys.argv[2]))))
+    sys.stdout.write(json.dumps(sweep(sys.argv[1], Path(sys.argv[2]))))

@@ -33,7 +33,9 @@ def series(root: Path, folder: Path) -> dict[str, list[dict]]:
     """Every series of states in the data folder, by name; most are a single state, saved twice with a nudge."""
     weights = root / "weights"
     found = {
-        "tbot": [native(root / f"series_tbot/checkpoint_epoch_{5 * k}.pt")["model_state_dict"] for k in range(1, 9)]
+        "tbot": [
+            native(root / f"series_tbot/checkpoint_epoch_{5 * k}.pt")["model_state_dict"] for k in range(1, 9)
+        ]
     }
     for name in ("resnet20-12fca82f", "resnet32-d509ac18"):
         found[name] = nudged(native(weights / f"{name}.th")["state_dict"])

@@ -49,7 +49,13 @@ store.save(40, small_state(40))
 
 
 @pytest.mark.parametrize(
-    "call", ["fsync:signal=KILL:when=1", "fsync:signal=KILL:when=2", "rename:signal=KILL", "unlink:signal=KILL:when=2"]
+    "call",
+    [
+        "fsync:signal=KILL:when=1",
+        "fsync:signal=KILL:when=2",
+        "rename:signal=KILL",
+        "unlink:signal=KILL:when=2",
+    ],
 )
 def test_a_kill_by_the_system_itself(tmp_path: Path, call: str) -> None:
     """The same with the real system calls, so that the sweep's own shim is not all that is believed."""

@@ -1,4 +1,4 @@
-"""Errors of the system at any operation: a save fails whole, says so, and nothing is lost (RELIABILITY F4, F6)."""
+"""Errors of the system at any operation: a save fails whole, says so, and loses nothing (F4, F6)."""
 
 from __future__ import annotations
 
@@ -84,16 +84,23 @@ def save_with_fault(store: CheckpointStore, number: int, operation: int, *, last
     """Saves step 40; whether a fault fired.  It must either be reported, or concern what comes after."""
     state = small_state(40)
     with faulty(number, at=operation, lasting=lasting) as faults:
-        try:
-            store.save(40, state)
-        except dq.StorageError as error:
-            assert error.errno == number
-            assert str(store.path) in str(error)
-            assert faults.fired
-        else:
-            assert set(faults.fired) <= {"unlink", "fsync"}, "an error of a write was swallowed"
+        error = failure_of(store, state)
+    if error is None:
+        assert set(faults.fired) <= {"unlink", "fsync"}, "an error of a write was swallowed"
+    else:
+        assert (error.errno, bool(faults.fired)) == (number, True)
+        assert str(store.path) in str(error)
     assert is_same(state, small_state(40))
     return bool(faults.fired)
+
+
+def failure_of(store: CheckpointStore, state: Any) -> dq.StorageError | None:
+    """The error of a save, if it failed."""
+    try:
+        store.save(40, state)
+    except dq.StorageError as error:
+        return error
+    return None
 
 
 def check(path: Path, store: CheckpointStore, before: tuple[int, ...], options: dict[str, Any]) -> None:
@@ -124,7 +131,7 @@ def test_a_failed_fsync_is_never_asked_again_of_the_same_file(
     real, asked = os.fsync, []
 
     def fails_once(descriptor: int) -> None:
-        asked.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        asked.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         if len(asked) == 1:
             raise OSError(errno.EIO, "lost")
         real(descriptor)
@@ -145,7 +152,10 @@ def test_an_error_while_reading_falls_back(tmp_path: Path, monkeypatch: pytest.M
     real = os.preadv
 
     def fails(descriptor: int, buffers: Any, offset: int) -> int:
-        if "seq-000003" in os.readlink(f"/proc/self/fd/{descriptor}") and offset < last.stored_bytes // 2:
+        if (
+            "seq-000003" in str(Path(f"/proc/self/fd/{descriptor}").readlink())
+            and offset < last.stored_bytes // 2
+        ):
             raise OSError(errno.EIO, "bad sector")
         return real(descriptor, buffers, offset)
 
@@ -178,7 +188,7 @@ def test_an_error_of_the_encoder_leaves_the_store_as_it_was(
 
 def test_no_descriptors_are_left_open(tmp_path: Path) -> None:
     def opened() -> int:
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     store = exact_store(tmp_path)
     store.save(1, small_state(1))
@@ -191,3 +201,31 @@ def test_no_descriptors_are_left_open(tmp_path: Path) -> None:
     assert opened() == before
     store.close()
     assert opened() == before - 1
+
+
+def test_the_order_in_which_a_save_becomes_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content before name, name before anything that it replaces is removed (RELIABILITY section 3)."""
+    path = tmp_path / "new" / "store"
+    events: list[str] = []
+
+    def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            target = (
+                Path(f"/proc/self/fd/{args[0]}").readlink() if isinstance(args[0], int) else Path(args[0])
+            )
+            if name != "open":
+                events.append(f"{name} {'file' if '.dq' in target.name else target.name}")
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    for name in OPERATIONS:
+        monkeypatch.setattr(os, name, recorded(name, getattr(os, name)))
+    store = exact_store(path, keep_last=1, max_chain=0)
+    store.save(1, small_state(1))
+    made = ["mkdir new", f"fsync {tmp_path.name}", "mkdir store", "fsync new"]
+    committed = ["fsync file", "replace file", "fsync store"]
+    assert [event for event in events if event != "write file"] == made + committed
+    events.clear()
+    store.save(2, small_state(2))
+    assert [event for event in events if event != "write file"] == [*committed, "unlink file", "fsync store"]

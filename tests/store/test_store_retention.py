@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -71,7 +70,9 @@ def test_what_stays_can_be_read_and_is_what_the_policy_promises(
     if policy.keep_within is None:
         ranked = sorted(current(files).values(), key=lambda file: file.order, reverse=True)
         assert set(ranked[: policy.keep_last or 0]) <= set(stay)
-        assert all(file in stay for file in ranked if policy.keep_every and file.step % policy.keep_every == 0)
+        assert all(
+            file in stay for file in ranked if policy.keep_every and file.step % policy.keep_every == 0
+        )
     else:
         must = [newest, *(file for step, file in current(files).items() if step in pins)]
         least = sum(file.size for file in needed(must, files).values())
@@ -79,7 +80,11 @@ def test_what_stays_can_be_read_and_is_what_the_policy_promises(
     # Removing in order, every moment in between is sound too.
     for done in range(len(gone)):
         rest = {file.digest for file in [*stay, *gone[done:]]}
-        assert all(file.base_digest in rest for file in files if file.digest in rest and file.base_digest in all_digests)
+        assert all(
+            file.base_digest in rest
+            for file in files
+            if file.digest in rest and file.base_digest in all_digests
+        )
 
 
 @given(folders(), st.sets(st.integers(0, 6)))
@@ -90,7 +95,8 @@ def test_without_a_policy_only_superseded_files_go(files: list[File], pins: set[
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("1kB", 1000), ("2 MiB", 2 << 20), ("0.5GB", 5 * 10**8), (7, 7), ("12", 12), (1e3, 1000)]
+    ("text", "expected"),
+    [("1kB", 1000), ("2 MiB", 2 << 20), ("0.5GB", 5 * 10**8), (7, 7), ("12", 12), (1e3, 1000)],
 )
 def test_budgets(text: Any, expected: int) -> None:
     assert parse_budget(text) == expected
@@ -141,7 +147,9 @@ def test_pins_outlive_everything(tmp_path: Path) -> None:
         store.pin(2)
 
 
-def test_damaged_pins_stop_retention_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_pins_stop_retention_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = exact_store(tmp_path, keep_last=1, max_chain=0)
     store.save(1, small_state(1))
     store.pin(1)
@@ -217,9 +225,9 @@ def test_compact_shortens_chains(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     assert [store.info(step).kind for step in store.steps()] == ["key", "delta", "key", "delta", "key"]
     assert all(is_same(store.load(step), small_state(step)) for step in store.steps())
-    before = sorted(os.listdir(tmp_path))
+    before = sorted(tmp_path.iterdir())
     store.compact()  # nothing is left to do
-    assert sorted(os.listdir(tmp_path)) == before
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_compact_by_the_object_that_saves_keeps_its_run_going(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ import yaml
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.section import nearest
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["apply_overrides", "load_experiment", "set_dotted", "shipped_configs"]
-
-#: What a dotted key under a method that is not named belongs to.
-DEFAULT_METHOD = "dynaquant"
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -86,7 +84,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
 def set_dotted(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """A copy of ``data`` with ``value`` at a dotted ``key``; a name on the way becomes ``{"name": name}``.
 
-    Setting ``seeds`` drops ``seed`` and the other way round: an override replaces what the file says.
+    Options of a method that is not named are those of the project's default.  Setting ``seeds`` drops
+    ``seed`` and the other way round: an override replaces what the file says.
     """
     head, _, rest = key.partition(".")
     result = dict(data)

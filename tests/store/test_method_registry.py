@@ -1,0 +1,96 @@
+"""Names of methods: built in, installed, unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dynaquant_core as dq
+from dynaquant_core.methods import Method, method_names, registry, resolve_method
+from dynaquant_core.methods.exact import Exact
+from dynaquant_core.store import CheckpointStore
+from tests.store.kit import is_same, small_state
+
+
+class Mine(Exact):
+    """A method of another package."""
+
+    name = "mine"
+
+    def __init__(self, *, strength: int = 1) -> None:
+        super().__init__()
+        self.strength = strength
+
+    def options(self) -> dict[str, Any]:
+        return {"strength": self.strength}
+
+
+def install(monkeypatch: pytest.MonkeyPatch, points: Mapping[str, str]) -> None:
+    """Pretends that packages with these entry points are installed."""
+    found = [EntryPoint(name, value, registry.ENTRY_POINTS) for name, value in points.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+
+
+def test_every_built_in_method_follows_the_protocol() -> None:
+    for name in registry.BUILT_IN:
+        method = resolve_method(name)
+        assert isinstance(method, Method)
+        assert method.name == name
+        space = method.space(gradients=True)
+        config = space.default
+        assert method.config(config.as_dict()) == config
+        assert type(space.beyond[-1]) is type(config)
+
+
+def test_the_default_and_options() -> None:
+    assert resolve_method().name == registry.DEFAULT_METHOD
+    paper = resolve_method({"name": "dynaquant", "coder": "paper"})
+    assert paper.options()["coder"] == "paper"
+    assert resolve_method(paper) is paper
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(dq.UnknownMethodError, match="did you mean 'dynaquant'"):
+        resolve_method("dynquant")
+    with pytest.raises(dq.UnknownMethodError, match="known: dynaquant"):
+        resolve_method("???")
+    with pytest.raises(dq.ConfigError, match="coder"):
+        resolve_method({"name": "dynaquant", "codr": "paper"})
+    with pytest.raises(dq.ConfigError, match="options"):
+        resolve_method({"name": "exact", "strength": 3})
+    with pytest.raises(dq.ConfigError, match="method object"):
+        resolve_method(Exact)  # type: ignore[arg-type]
+
+
+def test_an_installed_method_saves_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, {"mine": "tests.store.test_method_registry:Mine", "dynaquant": "nowhere:Stolen"})
+    assert method_names()[-1] == "mine"
+    assert resolve_method("dynaquant").__class__.__name__ == "DynaQuant"
+    store = CheckpointStore(tmp_path, method={"name": "mine", "strength": 3}, moments="exact")
+    store.save(1, small_state(1))
+    store.save(2, small_state(2))
+    info = CheckpointStore(tmp_path).info(2)
+    assert (info.method, info.options, info.kind) == ("mine", {"strength": 3}, "delta")
+    assert is_same(CheckpointStore(tmp_path).load(), small_state(2))
+
+
+def test_a_file_of_a_method_that_is_not_installed_is_not_passed_over(tmp_path: Path) -> None:
+    """Going back to an older checkpoint would lose work that a package brings back."""
+    store = CheckpointStore(tmp_path, method=Mine(), moments="exact")
+    store.save(1, small_state(1))
+    assert is_same(store.load(), small_state(1))  # the object itself reads what it wrote
+    other = CheckpointStore(tmp_path)
+    with pytest.raises(dq.UnknownMethodError, match="mine"):
+        other.load()
+    assert other.info(1).method == "mine"
+    assert "mine" in str(other.verify(deep=True)[0])
+
+
+def test_an_installed_method_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, {"broken": "no_such_package:thing"})
+    with pytest.raises(dq.DependencyError, match="no_such_package"):
+        resolve_method("broken")

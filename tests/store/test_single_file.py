@@ -1,0 +1,115 @@
+"""save_file and load_file: one self-contained file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import dynaquant_core as dq
+from tests.store.kit import checkpoint_files, filled, is_same, small_state
+
+
+def test_a_file_comes_back_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model.dq"
+    info = dq.save_file(small_state(1), path, method="exact", moments="exact")
+    assert (info.kind, info.stored_bytes) == ("key", path.stat().st_size)
+    assert is_same(dq.load_file(path), small_state(1))
+    assert [file.name for file in tmp_path.iterdir()] == ["model.dq"]
+
+
+def test_a_config_is_used_and_exact_names_are_kept(tmp_path: Path) -> None:
+    state = small_state(1)
+    info = dq.save_file(state, tmp_path / "a.dq", config=dq.Config(bins=4), exact="layer1")
+    loaded = dq.load_file(str(tmp_path / "a.dq"))
+    assert info.config.bins == 4
+    assert torch.equal(loaded["model"]["layer1.weight"], state["model"]["layer1.weight"])
+    assert len(loaded["model"]["layer0.weight"].unique()) < 30
+
+
+def error_of(state: dict[str, dict[str, torch.Tensor]]) -> float:
+    """A quality to minimise: 1 for the original, more the further a weight is off."""
+    true = small_state(1)["model"]
+    names = [name for name in true if name.endswith("weight")]
+    return 1.0 + sum(float((state["model"][name] - true[name]).float().norm() ** 2) for name in names) / 1000
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.01, 1e-9])
+def test_a_threshold_is_kept_whatever_it_costs(tmp_path: Path, threshold: float) -> None:
+    path = tmp_path / "model.dq"
+    info = dq.save_file(small_state(1), path, threshold=threshold, evaluate=error_of)
+    assert info.met
+    found = error_of(dq.load_file(path)) - 1.0
+    assert found <= threshold
+    assert found == pytest.approx(info.degradation, abs=1e-12)
+    assert info.quality["reference"] == 1.0
+    assert info.evaluations >= 1
+
+
+def test_bolder_thresholds_give_smaller_files(tmp_path: Path) -> None:
+    sizes = [
+        dq.save_file(small_state(1), tmp_path / "f", threshold=threshold, evaluate=error_of).stored_bytes
+        for threshold in (0.5, 0.01, 1e-9)
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+def test_a_quality_to_maximise(tmp_path: Path) -> None:
+    info = dq.save_file(
+        small_state(1), tmp_path / "f", threshold=0.01, evaluate=lambda state: 2 - error_of(state), mode="max"
+    )
+    assert info.met
+    assert 0 <= info.degradation <= 0.01
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threshold": 0.1},
+        {"evaluate": error_of},
+        {"threshold": 0.1, "evaluate": error_of, "config": dq.Config()},
+        {"threshold": -1.0, "evaluate": error_of},
+        {"threshold": 0.1, "evaluate": error_of, "mode": "least"},
+    ],
+)
+def test_arguments_that_do_not_go_together(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(dq.ConfigError):
+        dq.save_file(small_state(1), tmp_path / "f", **options)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("result", [float("nan"), "good", None, [], ZeroDivisionError()])
+def test_an_evaluate_that_fails_saves_nothing_and_changes_nothing(tmp_path: Path, result: object) -> None:
+    def evaluate(state: object) -> object:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    state = small_state(1)
+    (tmp_path / "f").write_bytes(b"older")
+    with pytest.raises(dq.EvaluationError):
+        dq.save_file(state, tmp_path / "f", threshold=0.1, evaluate=evaluate)
+    assert is_same(state, small_state(1))
+    assert (tmp_path / "f").read_bytes() == b"older"
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(dq.CorruptFileError, match="not a DynaQuant checkpoint"):
+        dq.load_file(tmp_path / "text")
+    with pytest.raises(dq.UnsafePathError):
+        dq.load_file(tmp_path)
+    with pytest.raises(dq.StorageError):
+        dq.load_file(tmp_path / "missing")
+    with pytest.raises(dq.StorageError):
+        dq.save_file({}, tmp_path / "missing" / "file.dq")
+
+
+def test_a_key_of_a_store_is_a_file_and_a_delta_is_not(tmp_path: Path) -> None:
+    filled(tmp_path)
+    key, delta, _ = checkpoint_files(tmp_path)
+    assert is_same(dq.load_file(key), small_state(10))
+    with pytest.raises(dq.MissingBaseError, match="through its store"):
+        dq.load_file(delta)

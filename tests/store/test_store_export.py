@@ -1,0 +1,134 @@
+"""Export: what other programs read, and exporters of other packages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from datetime import timedelta
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import dynaquant_core as dq
+from dynaquant_core.store import CheckpointStore, exporters
+from tests.store.kit import exact_store, filled, is_same, small_state
+
+
+def test_pt_loads_with_weights_only(tmp_path: Path) -> None:
+    tied = torch.randn(8, 8)
+    state = small_state(3) | {
+        "tied": [tied, tied],
+        "ordered": OrderedDict(a=torch.ones(2, dtype=torch.bfloat16)),
+        "size": torch.Size([2, 3]),
+        "dtype": torch.float16,
+        "path": Path("data") / "x",
+        "elapsed": timedelta(seconds=90),
+        "scalar": np.float32(0.5),
+        "bytes": b"\x00\xff",
+        "big": 1 << 80,
+        "nothing": None,
+    }
+    store = exact_store(tmp_path / "store")
+    store.save(3, state)
+    for name in ("out.pt", "out.pth"):
+        store.export(3, tmp_path / name)
+        read = torch.load(tmp_path / name, weights_only=True)
+        assert list(read) == list(state)
+        for key in (
+            "model",
+            "frozen",
+            "optimizer",
+            "ordered",
+            "size",
+            "dtype",
+            "bytes",
+            "big",
+            "nothing",
+            "step",
+        ):
+            assert is_same(read[key], state[key])
+        assert torch.equal(read["rng"], torch.from_numpy(state["rng"]))
+        assert (read["path"], read["elapsed"], read["scalar"]) == ("data/x", 90.0, 0.5)
+        assert read["tied"][0].data_ptr() == read["tied"][1].data_ptr()
+
+
+def test_safetensors_holds_every_tensor_under_its_name(tmp_path: Path) -> None:
+    filled(tmp_path / "store")
+    store = exact_store(tmp_path / "store")
+    store.export(20, tmp_path / "out.safetensors")
+    read = load_file(tmp_path / "out.safetensors")
+    state = small_state(20)
+    assert is_same({name: read[f"model.{name}"] for name in state["model"]}, state["model"])
+    assert torch.equal(read["rng"], torch.from_numpy(state["rng"]))
+    assert set(read) == {tensor.name for tensor in tensors_of(tmp_path / "store")}
+
+
+def tensors_of(path: Path) -> list[object]:
+    from dynaquant_core.format import FileReader
+    from tests.store.kit import checkpoint_files
+
+    with FileReader(checkpoint_files(path)[0]) as reader:
+        return list(reader.index.tensors)
+
+
+def test_a_dtype_that_the_format_lacks_is_named(tmp_path: Path) -> None:
+    store = exact_store(tmp_path / "store")
+    store.save(1, {"z": torch.ones(3, dtype=torch.complex128), "dates": np.array(["2020-01-01"], "M8[D]")})
+    target = tmp_path / "out.safetensors"
+    target.write_bytes(b"older")
+    with pytest.raises(dq.UnsupportedStateError, match="safetensors"):
+        store.export(1, target)
+    with pytest.raises(dq.UnsupportedStateError, match="'dates'"):
+        store.export(1, tmp_path / "out.pt")
+    assert target.read_bytes() == b"older"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.safetensors", "store"]
+
+
+@pytest.mark.parametrize("to", ["pt", "safetensors"])
+def test_a_target_that_cannot_be_written(tmp_path: Path, to: str) -> None:
+    store = exact_store(tmp_path / "store")
+    store.save(1, small_state(1))
+    with pytest.raises(dq.StorageError, match="export to"):
+        store.export(1, tmp_path / "missing" / "out", to=to)
+    with pytest.raises(dq.CheckpointNotFoundError):
+        store.export(2, tmp_path / "out", to=to)
+
+
+def test_unknown_exporters(tmp_path: Path) -> None:
+    store = exact_store(tmp_path / "store")
+    store.save(1, small_state(1))
+    with pytest.raises(dq.ConfigError, match="did you mean 'safetensors'"):
+        store.export(1, tmp_path / "out", to="safetensor")
+    with pytest.raises(dq.ConfigError, match="suffix"):
+        store.export(1, tmp_path / "out.onnx")
+
+
+def count_tensors(state: object, path: Path) -> None:
+    """An exporter of another package."""
+    path.write_text(str(len(state["model"])))  # type: ignore[index]
+
+
+def test_an_installed_exporter_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("count", "tests.store.test_store_export:count_tensors", exporters.ENTRY_POINTS)
+    broken = EntryPoint("broken", "no_such_package:thing", exporters.ENTRY_POINTS)
+    monkeypatch.setattr(exporters, "entry_points", lambda group: [point, broken])
+    store = exact_store(tmp_path / "store")
+    store.save(1, small_state(1))
+    store.export(1, tmp_path / "out.txt", to="count")
+    assert (tmp_path / "out.txt").read_text() == str(len(small_state(1)["model"]))
+    assert exporters.exporter_names() == ["pt", "safetensors", "broken", "count"]
+    with pytest.raises(dq.DependencyError, match="broken"):
+        store.export(1, tmp_path / "out.txt", to="broken")
+
+
+def test_export_reads_a_quantised_checkpoint_as_load_does(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "store")
+    for step in (1, 2):
+        store.save(step, small_state(step))
+    store.export(2, tmp_path / "out.safetensors")
+    loaded = store.load(2)
+    read = load_file(tmp_path / "out.safetensors")
+    assert all(torch.equal(read[f"model.{name}"], tensor) for name, tensor in loaded["model"].items())

@@ -1,0 +1,188 @@
+"""Two writers, readers beside a writer, locks that die with their process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import dynaquant_core as dq
+from dynaquant_core.store import CheckpointStore
+from tests.store.kit import exact_store, filled, is_same, small_state
+
+ROOT = Path(__file__).parents[2]
+
+HOLDER = """
+import os, sys
+from pathlib import Path
+from tests.store.kit import exact_store, small_state
+store = exact_store(Path(sys.argv[1]))
+if len(sys.argv) > 2 and sys.argv[2] == "restored":
+    store.load()
+store.save(1, small_state(1))
+if len(sys.argv) > 2 and sys.argv[2] == "fork":
+    child = os.fork()
+    if child == 0:
+        sys.stdin.close()
+        os.close(1)
+        import time
+        time.sleep(30)
+        os._exit(0)
+    print(child, flush=True)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def start_holder(path: Path, *words: str) -> subprocess.Popen[str]:
+    """A process that has saved into ``path`` and goes on living until its input ends."""
+    command = [sys.executable, "-c", HOLDER, str(path), *words]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_second_process_is_refused_by_the_firsts_id_until_it_dies(tmp_path: Path) -> None:
+    with start_holder(tmp_path) as holder:
+        pid = int(holder.stdout.readline())
+        store = exact_store(tmp_path)
+        assert is_same(store.load(), small_state(1))  # reading takes no lock
+        for write in (lambda: store.save(2, small_state(2)), lambda: store.pin(1), store.compact):
+            with pytest.raises(dq.StoreLockedError, match=f"pid {pid}"):
+                write()
+        holder.kill()
+        holder.wait()
+        store.save(2, small_state(2))
+    assert store.steps() == [1, 2]
+
+
+def test_the_lock_dies_with_its_process_even_where_children_live_on(tmp_path: Path) -> None:
+    with start_holder(tmp_path, "fork") as holder:
+        orphan = int(holder.stdout.readline())
+        int(holder.stdout.readline())
+        holder.kill()
+        holder.wait()
+        store = exact_store(tmp_path)
+        store.load()
+        assert os.kill(orphan, 0) is None
+        store.save(2, small_state(2))
+        os.kill(orphan, 9)
+
+
+def test_a_forked_child_does_not_hold_its_parents_lock(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+import dynaquant_core as dq
+from tests.store.kit import exact_store, small_state
+store = exact_store(Path(sys.argv[1]))
+store.save(1, small_state(1))
+child = os.fork()
+if child == 0:
+    try:
+        store.save(2, small_state(2))
+    except dq.StoreLockedError as error:
+        os._exit(7 if f"pid {os.getppid()}" in str(error) else 8)
+    os._exit(9)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+store.save(2, small_state(2))
+"""
+    environment = os.environ | {"DYNAQUANT_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, env=environment, check=True)
+
+
+def test_two_objects_of_one_process_do_not_write_at_once(tmp_path: Path) -> None:
+    first, second = exact_store(tmp_path), exact_store(tmp_path)
+    first.save(1, small_state(1))
+    with pytest.raises(dq.StoreLockedError, match=f"pid {os.getpid()}"):
+        second.save(2, small_state(2))
+    second.load()  # a run that is given up and restored in the same process goes on
+    second.save(2, small_state(2))
+    with pytest.raises(dq.StoreLockedError, match="another store object"):
+        first.save(3, small_state(3))
+    second.close()
+    first.load()
+    assert first.save(3, small_state(3)).base_step == 2
+
+
+def test_an_object_that_is_gone_holds_nothing(tmp_path: Path) -> None:
+    store = exact_store(tmp_path)
+    store.save(1, small_state(1))
+    del store
+    gc.collect()
+    with start_holder(tmp_path, "restored") as other:
+        assert int(other.stdout.readline()) == other.pid
+        other.stdin.close()
+        other.wait()
+
+
+def test_a_folder_that_was_removed_and_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = exact_store(path)
+    store.save(1, small_state(1))
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
+    assert store.save(2, small_state(2)).kind == "key"
+    assert is_same(CheckpointStore(path).load(), small_state(2))
+
+
+def test_readers_beside_a_writer_that_retires(tmp_path: Path) -> None:
+    """Readers get a step as it was saved, never a mixture and never an error, while files come and go."""
+    filled(tmp_path, (0,))
+    stop = threading.Event()
+    failures: list[str] = []
+    seen: set[int] = set()
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                state = CheckpointStore(tmp_path).load()
+            except Exception as error:  # noqa: BLE001 - any error is a failure of this test
+                failures.append(f"{type(error).__name__}: {error}")
+                return
+            seen.add(state["step"])
+            if not is_same(state, small_state(state["step"])):
+                failures.append(f"step {state['step']} is wrong")
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    with exact_store(tmp_path, keep_last=1, max_chain=2) as store:
+        store.load()
+        for step in range(1, 60):
+            store.save(step, small_state(step))
+            if step % 15 == 0:
+                store.compact()
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+    assert len(seen) > 3
+
+
+def test_newest_never_goes_back_for_a_reader_beside_a_writer(tmp_path: Path) -> None:
+    filled(tmp_path, (0,))
+    stop = threading.Event()
+    order: list[int] = []
+
+    def watch() -> None:
+        store = CheckpointStore(tmp_path)
+        while not stop.is_set():
+            newest = store.newest()
+            assert newest is not None
+            order.append(newest.sequence)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with exact_store(tmp_path, keep_last=2, keep_every=10, max_chain=1) as store:
+        store.load()
+        for step in range(1, 50):
+            store.save(step, small_state(step))
+    stop.set()
+    watcher.join()
+    assert order == sorted(order)
+    assert len(set(order)) > 3
