@@ -153,9 +153,7 @@ class Method(Protocol):
         """Whether this method wants the tensor; those it refuses are stored exactly."""
         ...
 
-    def draft(
-        self, state: Mapping[str, Tensor], ref: Reference | None, config: Any, hints: Hints
-    ) -> Draft:
+    def draft(self, state: Mapping[str, Tensor], ref: Reference | None, config: Any, hints: Hints) -> Draft:
         """Drafts a checkpoint of ``state`` against ``ref`` (None: a key checkpoint).
 
         ``ref`` was returned by this method for tensors of the same names, shapes and dtypes.

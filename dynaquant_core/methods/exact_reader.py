@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
-from dynaquant_core.methods.pooling import POOL_BYTES, decode_stream, grouped, read_layout, sliced
+from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, sliced
+from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.state import TensorSpec, empty_words, tensor_of
 from dynaquant_core.threads import map_threads
 

@@ -13,32 +13,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dynaquant_core.coding import codec_by_id, encode_smallest
+from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
+from dynaquant_core.methods.streams import decode_stream
 
-__all__ = ["POOL_BYTES", "decode_stream", "grouped", "read_layout", "sliced", "write_layout"]
+__all__ = ["POOL_BYTES", "grouped", "read_layout", "sliced", "write_layout"]
 
 K = TypeVar("K", bound=Hashable)
 
 #: Tensors of at most so many bytes are pooled.
 POOL_BYTES = 1 << 14
-
-
-def decode_stream(
-    source: StreamSource, name: str, kind: str, out: NDArray[Any], context: NDArray[Any] | None = None
-) -> None:
-    """Decodes one stream into ``out``, against ``context`` if there is one.
-
-    Raises:
-        CorruptFileError: the stream is missing, damaged, or of a codec that cannot carry such values.
-    """
-    codec, payload = source.get(name, kind)
-    try:
-        codec_by_id(codec).decode(payload, out, context)
-    except ValueError as error:
-        where = f"The {kind!r} stream of {name or 'the part'!r}"
-        raise CorruptFileError(f"{where} has a codec that does not carry {out.dtype} values.") from error
 
 
 def grouped(names: Iterable[str], key: Callable[[str], K]) -> dict[K, list[str]]:

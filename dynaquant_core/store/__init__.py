@@ -6,9 +6,8 @@ bring one back, `retention` decides what may go.  A method is known through its 
 
 from __future__ import annotations
 
-from dynaquant_core.store.info import CheckpointInfo, Skipped
+from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.saving import Saving, Sealed
 from dynaquant_core.store.store import CheckpointStore
-from dynaquant_core.store.verify import Problem
 
-__all__ = ["CheckpointInfo", "CheckpointStore", "Problem", "Saving", "Sealed", "Skipped"]
+__all__ = ["CheckpointInfo", "CheckpointStore", "Problem", "Saving", "Sealed"]

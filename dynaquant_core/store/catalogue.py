@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynaquant_core.errors import CorruptFileError, NotAStoreError, StorageError, UnsafePathError
+from dynaquant_core.errors import CorruptFileError, LimitError, NotAStoreError, StorageError, UnsafePathError
 from dynaquant_core.format import FileReader
 from dynaquant_core.store.disk import file_identity, guarded, is_gone
-from dynaquant_core.store.info import CheckpointInfo, Skipped
-from dynaquant_core.store.meta import Meta
+from dynaquant_core.store.info import CheckpointInfo, Problem
+from dynaquant_core.store.meta import LIMIT, Meta
 from dynaquant_core.store.names import is_ours, parse_name
 from dynaquant_core.store.retention import current
 from dynaquant_core.store.summary import summarise
@@ -73,7 +73,7 @@ class Scan:
     """
 
     entries: tuple[Entry, ...]
-    damaged: tuple[Skipped, ...]
+    damaged: tuple[Problem, ...]
     foreign: bool
 
     def current(self) -> dict[int, Entry]:
@@ -90,9 +90,18 @@ class Scan:
         return next((entry for entry in self.entries if entry.digest == digest), None)
 
     def next_sequence(self) -> int:
-        """One more than every sequence in an index or hinted at by a name."""
+        """One more than every sequence in an index or hinted at by a name.
+
+        Raises:
+            LimitError: a file claims the last sequence there is.
+        """
         hints = [hint.sequence for item in self.damaged if (hint := parse_name(item.name))]
-        return max([entry.meta.sequence for entry in self.entries] + hints, default=0) + 1
+        sequence = max([entry.meta.sequence for entry in self.entries] + hints, default=0) + 1
+        if sequence >= LIMIT:
+            raise LimitError(
+                f"A file claims the commit sequence {sequence - 1}; remove it, no run gets that far."
+            )
+        return sequence
 
 
 class Catalogue:
@@ -116,7 +125,7 @@ class Catalogue:
         """
         names = self._listed()
         entries: list[Entry] = []
-        damaged: list[Skipped] = []
+        damaged: list[Problem] = []
         for name in names:
             hint = parse_name(name)
             if hint is None:
@@ -125,7 +134,7 @@ class Catalogue:
                 entries.append(self._entry(name))
             except (*READ_ERRORS, OSError) as error:
                 if not is_gone(error):  # else a writer has just retired it
-                    damaged.append(Skipped(name, hint.step, str(error)))
+                    damaged.append(Problem(name, hint.step, str(error)))
         with self._guard:
             self._known = {name: value for name, value in self._known.items() if name in names}
         entries.sort(key=lambda entry: (entry.order, entry.path.name))

@@ -127,6 +127,7 @@ class Chain:
             depth=len(self._links) - 1,
             parts=parts,
             key_bytes=self._links[0].entry.weights_bytes,
+            newest_bytes=self._links[-1].entry.weights_bytes,
             files=tuple((link.entry.path, link.identity) for link in self._links),
         )
 

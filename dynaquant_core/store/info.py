@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-__all__ = ["CheckpointInfo", "Skipped"]
+__all__ = ["CheckpointInfo", "Problem"]
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """A file that was passed over while the newest whole checkpoint was looked for.
+class Problem:
+    """One checkpoint file that cannot be used.
 
     Args:
         name: file name.
         step: its step; from the file name where the index cannot be read.
-        reason: why, in one sentence.
+        reason: what is wrong, in one sentence.
     """
 
     name: str
@@ -25,6 +25,10 @@ class Skipped:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class CheckpointInfo:
     met: bool | None = None
     evaluations: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[Problem, ...] = ()
     exact: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     report: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +86,6 @@ class CheckpointInfo:
         data = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
         as_dict = getattr(self.config, "as_dict", None)
         data["config"] = as_dict() if as_dict else self.config
-        data["skipped"] = [asdict(item) for item in self.skipped]
+        data["skipped"] = [item.as_dict() for item in self.skipped]
         data["exact"] = list(self.exact)
         return data | {"ratio": self.ratio}

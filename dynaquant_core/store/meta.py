@@ -11,7 +11,7 @@ from typing import Any
 
 from dynaquant_core.errors import CorruptFileError
 
-__all__ = ["PARTS", "BaseLink", "Meta", "PartMeta"]
+__all__ = ["LIMIT", "PARTS", "BaseLink", "Meta", "PartMeta"]
 
 #: Parts of a checkpoint, in the order in which they are stored.
 PARTS = ("weights", "moments", "exact")

@@ -112,6 +112,7 @@ class Base:
         depth: deltas between it and its key; 0 for a key.
         parts: what a reader of it holds.
         key_bytes: stored bytes of the weights in the chain's key.
+        newest_bytes: the same of the chain's newest checkpoint.
         files: (path, identity) of every file of the chain when it was verified.
     """
 
@@ -119,6 +120,7 @@ class Base:
     depth: int
     parts: Mapping[str, HeldPart]
     key_bytes: int
+    newest_bytes: int
     files: tuple[tuple[Any, tuple[int, int, int]], ...] = ()
 
     def fits(self, division: Division) -> bool:

@@ -22,7 +22,7 @@ from dynaquant_core.errors import (
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import READ_ERRORS, Catalogue, Entry, Scan, read_entry
 from dynaquant_core.store.chain import Chain, open_chain
-from dynaquant_core.store.info import CheckpointInfo, Skipped
+from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.names import parse_name
 
 __all__ = ["FALLBACK_ERRORS", "Reader"]
@@ -126,18 +126,18 @@ class Reader:
             return entry.info, action(chain)
 
     def _newest(self, scan: Scan, action: Callable[[Chain], Result]) -> tuple[CheckpointInfo, Result]:
-        skipped: list[Skipped] = []
+        skipped: list[Problem] = []
         for entry in reversed(scan.entries):
             try:
                 with open_chain(scan, entry, self._own) as chain:
                     result = action(chain)
             except FALLBACK_ERRORS as error:
-                skipped.append(Skipped(entry.path.name, entry.step, str(error)))
+                skipped.append(Problem(entry.path.name, entry.step, str(error)))
                 continue
             return replace(entry.info, skipped=(*_newer(scan, entry), *skipped)), result
         raise self._nothing(scan, (*scan.damaged, *skipped))
 
-    def _nothing(self, scan: Scan, skipped: tuple[Skipped, ...]) -> DynaQuantError:
+    def _nothing(self, scan: Scan, skipped: tuple[Problem, ...]) -> DynaQuantError:
         where = repr(str(self._folder))
         if skipped:
             reasons = " ".join(map(str, skipped))
@@ -153,7 +153,7 @@ class Reader:
         return f"There is no checkpoint of step {step} in {str(self._folder)!r}; {near}."
 
 
-def _newer(scan: Scan, entry: Entry) -> tuple[Skipped, ...]:
+def _newer(scan: Scan, entry: Entry) -> tuple[Problem, ...]:
     """Damaged files that, by their names, were committed after ``entry``."""
     hints = [(item, parse_name(item.name)) for item in scan.damaged]
     return tuple(item for item, hint in hints if hint and (hint.sequence, hint.revision) > entry.order)

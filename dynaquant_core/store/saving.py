@@ -25,11 +25,15 @@ from dynaquant_core.store.parts import Base, Division, HeldPart, config_data
 
 __all__ = ["Saving", "Sealed"]
 
-#: A delta below this share of the last key's weights is smaller than a new key without asking.
+#: A delta below this share of the last key's weights is smaller than a new key without asking; so is one
+#: whose predecessor was, and it is not even sized.
 CLEARLY_SMALLER = 0.5
 
-#: Bytes of an index for each tensor and stream, generously; for the estimate of the space a save needs.
-INDEX_BYTES = 200
+#: For the estimate of a file: bytes of index a tensor, of a quantised moment a value, and what lossless
+#: coding leaves of floating values.
+INDEX_BYTES = 60
+CODE_BYTES = 0.7
+EXACT_SHARE = 0.8
 
 
 class Saving:
@@ -89,7 +93,8 @@ class Saving:
         if self._base is None:
             return method.draft(self.live, None, config, self._hints)
         delta = method.draft(self.live, self._base.parts["weights"].reference, config, self._hints)
-        if delta.is_key or delta.size <= CLEARLY_SMALLER * self._base.key_bytes:
+        clearly = CLEARLY_SMALLER * self._base.key_bytes
+        if delta.is_key or self._base.newest_bytes <= clearly or delta.size <= clearly:
             return delta
         key = method.draft(self.live, None, config, self._hints)
         return delta if delta.size < key.size else key
@@ -173,8 +178,19 @@ class Sealed:
 
     @property
     def estimate(self) -> int:
-        """Expected bytes of the file."""
-        return sum(draft.size for draft in self._drafts.values()) + INDEX_BYTES * (len(self.entries) + 8)
+        """Bytes that the file will have at least, about: a refusal on its ground must not be wrong.
+
+        Asking a general-purpose coder for its size would encode everything beforehand and hold it, so only
+        the weights' draft is asked.
+        """
+        weights = self._drafts["weights"].size if "weights" in self._drafts else 0
+        others = sum(self._rough_bytes(entry) for entry in self.entries if entry.part != "weights")
+        return int(weights + others) + INDEX_BYTES * (len(self.entries) + 8)
+
+    def _rough_bytes(self, entry: TensorEntry) -> float:
+        if self.parts[entry.part].method != "exact":
+            return CODE_BYTES * entry.spec.numel
+        return 0 if self.base else EXACT_SHARE * entry.spec.nbytes  # what did not change costs nothing
 
     def encode(self, writer: FileWriter) -> dict[str, HeldPart]:
         """Writes every stream; returns what a reader will hold.
@@ -200,7 +216,7 @@ def _written(division: Division, part: str, draft: Draft) -> PartMeta:
 
 @dataclass(slots=True)
 class NothingToDraft:
-    """The draft of a state without a tensor that the method takes."""
+    """The draft of a state without a tensor that the method takes; `Draft` and `Reference` in one."""
 
     config: Any
     is_key: bool
@@ -208,12 +224,20 @@ class NothingToDraft:
 
     @property
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
-        """No tensor at all."""
-        return iter(())
+        """No tensor."""
+        return self.items()
 
     def detach(self) -> None:
-        """Holds no live tensor."""
+        """Holds no live tensor anyway."""
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
-        """Never part of a file: a part without tensors is absent."""
-        raise NotImplementedError
+        """No stream; what a reader holds is nothing too."""
+        return (), self
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """No tensor."""
+        return iter(())
+
+    def state(self) -> dict[str, Tensor]:
+        """No tensor."""
+        return {}

@@ -23,7 +23,7 @@ from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain, Link
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.hints import hints_for
-from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.parts import Base, Division, Settings, divide
 from dynaquant_core.store.reader import Reader
 from dynaquant_core.store.restore import fill, part_of_state, require_fit, whole_state
@@ -31,7 +31,7 @@ from dynaquant_core.store.retention import Policy
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.session import Session
 from dynaquant_core.store.upkeep import Upkeep
-from dynaquant_core.store.verify import Problem, verify
+from dynaquant_core.store.verify import verify
 from dynaquant_core.store.writer import Writer
 
 if TYPE_CHECKING:

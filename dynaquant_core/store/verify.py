@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 from dynaquant_core.errors import UnknownMethodError
 from dynaquant_core.format import FileReader
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Entry, Scan
 from dynaquant_core.store.chain import Chain, open_chain
+from dynaquant_core.store.info import Problem
 from dynaquant_core.store.reader import FALLBACK_ERRORS
 from dynaquant_core.store.restore import whole_state
 
-__all__ = ["Problem", "verify"]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One file that is not sound.
-
-    Args:
-        name: file name.
-        step: its step; from the file name where the index cannot be read.
-        reason: what is wrong, in one sentence.
-    """
-
-    name: str
-    step: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return asdict(self)
+__all__ = ["verify"]
 
 
 def verify(scan: Scan, own: Method | None, *, deep: bool) -> list[Problem]:
@@ -46,7 +22,7 @@ def verify(scan: Scan, own: Method | None, *, deep: bool) -> list[Problem]:
         own: the store's method object.
         deep: decode every tensor too.
     """
-    problems = [Problem(item.name, item.step, item.reason) for item in scan.damaged]
+    problems = list(scan.damaged)
     for entry in scan.entries:
         reason = _problem(scan, entry, own, deep=deep)
         if reason is not None:

@@ -145,5 +145,6 @@ def _next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> B
         depth=base.depth + 1 if base else 0,
         parts=parts,
         key_bytes=base.key_bytes if base else entry.weights_bytes,
+        newest_bytes=entry.weights_bytes,
         files=(*base.files, *here) if base else here,
     )

@@ -30,7 +30,7 @@ def from_zip(path: Path, member: str, folder: Path) -> dict:
 
 
 def series(root: Path, folder: Path) -> dict[str, list[dict]]:
-    """Every series of states in the data folder, by name; most are a single state, saved twice with a nudge."""
+    """Every series of states in the data folder, by name; single states are saved twice more with a nudge."""
     weights = root / "weights"
     found = {
         "tbot": [

@@ -219,6 +219,25 @@ def test_compact_frees_the_bases_bit_for_bit(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.parametrize("config", [dq.Config(bins=8), dq.Config(bins="bf16"), dq.Config(bins="exact")])
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+def test_compact_keeps_the_codes_so_that_deltas_still_fit(
+    tmp_path: Path, config: dq.Config, scope: str
+) -> None:
+    method = {"name": "dynaquant", "codebook_scope": scope}
+    with CheckpointStore(tmp_path, method=method) as store:
+        for step in (1, 2, 3, 4):
+            store.save(step, small_state(step), config=config)
+        before = {step: store.load(step) for step in (3, 4)}
+        delta = store.info(4)
+    with CheckpointStore(tmp_path, method=method, keep_last=2) as store:
+        store.compact()
+        assert [store.info(step).kind for step in (3, 4)] == ["key", "delta"]
+        assert [store.info(step).method for step in (3, 4)] == ["dynaquant"] * 2
+        assert store.info(4).parts["weight"] == delta.parts["weight"]
+        assert all(is_same(store.load(step), before[step]) for step in (3, 4))
+
+
 def test_compact_shortens_chains(tmp_path: Path) -> None:
     filled(tmp_path, (1, 2, 3, 4, 5))
     CheckpointStore(tmp_path, max_chain=1).compact()

@@ -92,6 +92,16 @@ def test_a_changed_model_is_a_new_key(tmp_path: Path, change: str) -> None:
     assert is_same(CheckpointStore(tmp_path).load(2), state)
 
 
+def test_a_part_that_comes_or_goes_is_a_new_key(tmp_path: Path) -> None:
+    store = exact_store(tmp_path)
+    model = {"model": small_state(1)["model"]}
+    whole = {**model, "optimizer": small_state(1)["optimizer"]}
+    assert [store.save(step, state).kind for step, state in enumerate((model, whole, whole, model))] == [
+        "key", "key", "delta", "key",
+    ]  # fmt: skip
+    assert is_same(CheckpointStore(tmp_path).load(2), whole)
+
+
 def test_another_method_or_option_is_a_new_key(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     assert store.save(1, small_state(1)).kind == "key"

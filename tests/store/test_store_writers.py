@@ -13,7 +13,10 @@ import pytest
 
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
-from tests.store.kit import exact_store, filled, is_same, small_state
+from dynaquant_core.store.catalogue import Catalogue
+from dynaquant_core.store.chain import Chain, open_chain
+from dynaquant_core.store.reader import Reader
+from tests.store.kit import checkpoint_files, exact_store, filled, is_same, small_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,3 +189,41 @@ def test_newest_never_goes_back_for_a_reader_beside_a_writer(tmp_path: Path) -> 
     watcher.join()
     assert order == sorted(order)
     assert len(set(order)) > 3
+
+
+# -- races, made to happen -----------------------------------------------------------------------
+
+
+def test_a_newest_that_is_retired_while_it_is_read_is_not_fallen_back_from(tmp_path: Path) -> None:
+    filled(tmp_path, (1, 2), max_chain=0)
+    store = exact_store(tmp_path, keep_every=1, max_chain=0)
+    store.load()
+    reader = Reader(tmp_path, Catalogue(tmp_path), None)
+
+    def action(chain: Chain) -> int:
+        if chain.last.entry.step == 2 and store.steps() == [1, 2]:
+            store.save(3, small_state(3))
+            store.delete(2)
+            raise dq.TruncatedError("as if it had been cut while it was read")
+        return chain.last.entry.step
+
+    info, step = reader.read(None, action)
+    assert (info.step, step, info.skipped) == (3, 3, ())
+
+
+def test_a_file_that_goes_between_listing_and_reading_is_not_damage(tmp_path: Path) -> None:
+    filled(tmp_path, (1,))
+    catalogue = Catalogue(tmp_path)
+    listed = catalogue._listed() | {"step-000000009-seq-000009.dq"}
+    catalogue._listed = lambda: listed  # type: ignore[method-assign]
+    scan = catalogue.scan()
+    assert ([entry.step for entry in scan.entries], scan.damaged) == ([1], ())
+
+
+def test_a_file_that_is_replaced_between_listing_and_reading_is_noticed(tmp_path: Path) -> None:
+    filled(tmp_path, (1, 2), max_chain=0)
+    first, second = checkpoint_files(tmp_path)
+    scan = Catalogue(tmp_path).scan()
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(dq.CorruptFileError, match="replaced"), open_chain(scan, scan.entries[0]):
+        pass

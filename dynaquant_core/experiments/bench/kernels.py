@@ -15,4 +15,4 @@ def read_pass(words: NDArray[np.uint32]) -> int:
     total = np.uint64(0)
     for index in range(words.size):
         total += np.uint64(words[index])
-    return total
+    return int(total)

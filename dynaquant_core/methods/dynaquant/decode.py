@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from dynaquant_core.coding import codec_by_id
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
 from dynaquant_core.methods.dynaquant.held import Coded, Held, Plain
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, read_array
 from dynaquant_core.methods.dynaquant.protected import read_protected
+from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.codebook import FIRST_CENTRE
 from dynaquant_core.state.raw import empty_words
 from dynaquant_core.state.spec import TensorSpec
@@ -52,8 +52,7 @@ class Reader:
         centres = self._centres(name, row, base, self._starts[name])
         codes = np.empty(spec.numel, dtype=np.uint8)
         known = base if isinstance(base, Coded) else None
-        codec, payload = self.source.get(name, "codes")
-        codec_by_id(codec).decode(payload, codes, None if known is None else known.codes)
+        decode_stream(self.source, name, "codes", codes, None if known is None else known.codes)
         highest = int(codes.max()) if codes.size else 0
         if highest >= FIRST_CENTRE + centres.size:
             raise CorruptFileError(f"tensor {name}: code {highest} does not fit {centres.size} centres.")
@@ -68,16 +67,16 @@ class Reader:
             centres = base.centres
         else:
             raise MissingBaseError(f"tensor {name}: uses its base's codebook, but no base holds one.")
-        if centres.size != row.bins or not np.isfinite(centres).all():
-            raise CorruptFileError(f"tensor {name}: expected {row.bins} finite centres, got {centres.size}.")
+        ascending = np.isfinite(centres).all() and (np.diff(centres) > 0).all()
+        if centres.size != row.bins or not ascending:
+            raise CorruptFileError(f"tensor {name}: expected {row.bins} centres in ascending order.")
         return np.asarray(centres, dtype=np.float32)
 
     def _plain(self, name: str, spec: TensorSpec, row: Row, base: Coded | Plain | None) -> Plain:
         bf16 = row.book == "h"
         bits = empty_words(TensorSpec(spec.shape, "bfloat16") if bf16 else spec)
         context = base.bits if isinstance(base, Plain) and base.bf16 == bf16 else None
-        codec, payload = self.source.get(name, "values")
-        codec_by_id(codec).decode(payload, bits, context)
+        decode_stream(self.source, name, "values", bits, context)
         return Plain(spec, bits, bf16)
 
 

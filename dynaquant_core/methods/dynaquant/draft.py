@@ -19,6 +19,7 @@ from dynaquant_core.methods.dynaquant.held import Coded, Held, Scope
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, write_array
 from dynaquant_core.methods.dynaquant.predict import predicted_bytes, stream_bytes
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
+from dynaquant_core.methods.dynaquant.sample import sample, stride_of
 from dynaquant_core.methods.dynaquant.survey import Survey
 from dynaquant_core.quantize.codebook import lookup
 from dynaquant_core.quantize.cut import PROTECTED, Cut
@@ -37,8 +38,8 @@ def code_candidates(coder: str, *, has_base: bool) -> tuple[str, ...]:
     if coder == "paper":
         return ("paper",) if has_base else ("huffman", "rle_huffman")
     if has_base:
-        return ("same", "constant", "rans", "rans_context", "rle_huffman", "raw")
-    return ("constant", "rans", "rle_huffman", "raw")
+        return ("same", "constant", "rans", "rans_context", "planes_xor", "raw")
+    return ("constant", "rans", "zstd", "raw")
 
 
 class CodesDraft:
@@ -72,6 +73,7 @@ class CodesDraft:
         self.specs: dict[str, TensorSpec] = {
             name: TensorSpec.of(tensor) for name, tensor in survey.state.items()
         }
+        self._total = sum(spec.numel for spec in self.specs.values())
         self._survey: Survey | None = survey
         self._coded: dict[str, Coded] = {}
 
@@ -88,7 +90,10 @@ class CodesDraft:
             assert self._survey is not None
             return predicted_bytes(self._survey, name, self.cuts[name], self.books[name].centres)
         held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
-        joint = joint_counts(held.codes, None if base is None else base.codes)
+        stride = stride_of(held.codes.size, self._total)
+        codes = sample(held.codes, stride)
+        joint = joint_counts(codes, None if base is None else sample(base.codes, stride))
+        joint = np.rint(joint * (held.codes.size / max(1, codes.size))).astype(np.int64)
         protected = len(self._protected_stream(name).payload) if held.protected.size else 0
         return protected + stream_bytes(joint, has_base=base is not None, coder=self.options.coder)
 

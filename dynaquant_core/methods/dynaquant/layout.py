@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dynaquant_core.coding import codec_by_id, encode_smallest
+from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import MAX_BINS
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.dynaquant.held import Scope
+from dynaquant_core.methods.streams import decode_stream
 
 __all__ = ["Layout", "Row", "read_array", "write_array"]
 
@@ -71,8 +72,7 @@ class Layout:
         """Reads a source's layout; raises CorruptFileError where it does not fit the source's tensors."""
         count = len(source.specs) + 1
         packed = np.empty(2 * count, dtype=np.uint8)
-        codec, payload = source.get("", "layout")
-        codec_by_id(codec).decode(payload, packed)
+        decode_stream(source, "", "layout", packed)
         books, bins = packed[:count].tobytes().decode("latin-1"), packed[count:].tolist()
         if books[0] not in SCOPES or max(bins) > MAX_BINS or set(books[1:]) - set(BOOKS):
             raise CorruptFileError(f"layout stream: books {books[:20]!r} or bins {max(bins)} are not valid.")
@@ -89,6 +89,5 @@ def read_array(source: StreamSource, kind: str, count: int, dtype: Any) -> NDArr
     """Reads a shared stream of ``count`` values; a missing stream of none reads as an empty array."""
     out = np.empty(count, dtype=dtype)
     if count:
-        codec, payload = source.get("", kind)
-        codec_by_id(codec).decode(payload, out)
+        decode_stream(source, "", kind, out)
     return out

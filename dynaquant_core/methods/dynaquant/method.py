@@ -9,12 +9,13 @@ from torch import Tensor
 
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.errors import ConfigError
-from dynaquant_core.methods.base import Draft, Hints, Reference, Space, StreamSource
+from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.dynaquant.books import Bookshelf
 from dynaquant_core.methods.dynaquant.decode import decode_streams
 from dynaquant_core.methods.dynaquant.draft import CodesDraft
 from dynaquant_core.methods.dynaquant.held import Held
 from dynaquant_core.methods.dynaquant.plain import PlainDraft
+from dynaquant_core.methods.dynaquant.rekey import rekey_streams
 from dynaquant_core.methods.dynaquant.survey import Survey
 from dynaquant_core.state.roles import is_quantisable
 
@@ -124,6 +125,12 @@ class DynaQuant:
     ) -> Held:
         """Turns streams back into codes; see `methods.base.Method.decode`."""
         return decode_streams(streams, held_or_none(ref), names)
+
+    def rekey(self, reference: Reference) -> Iterable[Stream]:
+        """What a reader holds, as the streams of a key checkpoint; stores ask for it to shorten a chain."""
+        held = held_or_none(reference)
+        assert held is not None
+        return rekey_streams(held, self._options.coder)
 
 
 def point(**axes: Any) -> Config:

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dynaquant_core.coding import codec_by_id, encode_smallest
+from dynaquant_core.coding import encode_smallest
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.dynaquant.held import Coded
+from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.codebook import table
 from dynaquant_core.quantize.cut import PROTECTED
 
@@ -80,6 +81,5 @@ def read_protected(source: StreamSource, name: str, codes: NDArray[np.uint8], ba
     if not positions.size:
         return patterns
     relative = base is not None and source.has(name, "steps")
-    codec, payload = source.get(name, "steps" if relative else "protected")
-    codec_by_id(codec).decode(payload, patterns)
+    decode_stream(source, name, "steps" if relative else "protected", patterns)
     return undo_steps(patterns, base_patterns(base, positions)) if relative and base is not None else patterns

@@ -21,6 +21,7 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.held import Held
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
+from dynaquant_core.methods.dynaquant.sample import in_whole, sample, stride_of
 from dynaquant_core.quantize import partition, seam
 from dynaquant_core.quantize.buckets import BitBuckets, Buckets, LogBuckets
 from dynaquant_core.quantize.codebook import FIRST_CENTRE
@@ -31,10 +32,6 @@ from dynaquant_core.quantize.sketch import Sketch
 from dynaquant_core.threads import map_threads
 
 __all__ = ["Survey", "cut_key"]
-
-#: Weights of one tensor that a tally looks at, at most about twice this; larger tensors are sampled.
-SAMPLE = 1 << 19
-BLOCK = 4096
 
 #: Counts kept for candidates that share cuts, each about a hundred kilobytes.
 RECENT = 2048
@@ -80,6 +77,7 @@ class Survey:
         self._cuts: dict[CutKey, dict[str, Cut]] = {}
         self._counts: OrderedDict[tuple[str, str, Cut], Any] = OrderedDict()
         self._lock = threading.Lock()
+        self._total = sum(tensor.numel() for tensor in state.values())
 
     def buckets(self, *, signed: bool) -> Buckets:
         """The bucket scheme: float bit patterns, or the published logarithmic key."""
@@ -135,7 +133,7 @@ class Survey:
     def tally(self, name: str, cut: Cut) -> tuple[Tally, float]:
         """Joint counts of survivors by bucket and base code, and how many weights each count stands for.
 
-        Tensors above `SAMPLE` weights are sampled in blocks spread over the tensor.
+        States above `SAMPLE` weights are sampled in blocks spread over each tensor.
         """
         return self._recent(name, cut, "tally", self._count_jointly)
 
@@ -186,7 +184,7 @@ class Survey:
     def _sampled(self, name: str, cut: Cut) -> tuple[Tensor, Tensor | None, int]:
         """(weights, gradient where the cut needs it, stride) of the sample that stands for a tensor."""
         weights = self.state[name].detach().reshape(-1)
-        stride = max(1, weights.numel() // SAMPLE)
+        stride = stride_of(weights.numel(), self._total)
         slope = sample(self.gradients[name].detach().reshape(-1), stride) if cut.needs_gradient else None
         return sample(weights, stride), slope, stride
 
@@ -204,16 +202,3 @@ class Survey:
             before = base_patterns(base, in_whole(np.flatnonzero(codes == PROTECTED), stride))
         payload = write_protected(name, patterns, before).payload if patterns.size else b""
         return len(payload) * self.state[name].numel() / max(1, part.numel())
-
-
-def in_whole(positions: NDArray[np.int64], stride: int) -> NDArray[np.int64]:
-    """Where the elements at ``positions`` of a `sample` stand in what it was taken from."""
-    return positions // BLOCK * (BLOCK * stride) + positions % BLOCK if stride > 1 else positions
-
-
-def sample(flat: Any, stride: int) -> Any:
-    """Every ``stride``-th block of `BLOCK` elements of a flat array or tensor, end to end."""
-    if stride == 1:
-        return flat
-    whole = flat[: len(flat) // (BLOCK * stride) * BLOCK * stride]
-    return whole.reshape(-1, BLOCK * stride)[:, :BLOCK].reshape(-1)
