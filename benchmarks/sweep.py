@@ -3,7 +3,7 @@
 Saving changes nothing in a run, so one training serves any number of checkpointers, each with its own
 options, threshold and folder.  Prints one row a store, in real bytes.
 
-    python benchmarks/sweep.py gpt_shakespeare --options sigma=0.1 sigma=0.5 coder=paper --thresholds 0.01 0.05
+    python benchmarks/sweep.py gpt_shakespeare --options sigma=0.1 coder=paper --thresholds 0.01 0.05
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def options_of(text: str) -> dict[str, Any]:
     return {key: yaml.safe_load(value) for key, value in pairs}
 
 
-def checkpointer(trainer: Trainer, every: int, folder: Path, options: dict[str, Any], threshold: float) -> Any:
+def checkpointer(
+    trainer: Trainer, every: int, folder: Path, options: dict[str, Any], threshold: float
+) -> dq.Checkpointer:
     """A checkpointer of the trainer's run with the given options, in a folder of its own."""
     return dq.Checkpointer(
         folder,
@@ -87,9 +89,11 @@ def sweep(config: str, options: list[str], thresholds: list[float], folder: Path
 
 def main() -> None:
     """Reads the command line, sweeps, prints a table and JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("config", help="an experiment's name or YAML file")
-    parser.add_argument("--options", nargs="+", default=["default"], help="KEY=VALUE[,KEY=VALUE...] or default")
+    told = "KEY=VALUE[,KEY=VALUE...], or default"
+    parser.add_argument("--options", nargs="+", default=["default"], help=told)
     parser.add_argument("--thresholds", nargs="+", type=float, default=[0.01])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
