@@ -3,7 +3,7 @@
 Saving changes nothing in a run, so one training serves any number of checkpointers, each with its own
 options, threshold and folder.  Prints one row a store, in real bytes.
 
-    python benchmarks/sweep.py gpt_shakespeare --options sigma=0.1 coder=paper --thresholds 0.01 0.05
+    python benchmarks/sweep.py gpt_shakespeare default@0.01 default@0.05 sigma=0.1,coder=paper@0.05
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from entropy import summary
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -24,12 +26,14 @@ from rich.table import Table
 import dynaquant_core as dq
 from dynaquant_core.experiments.config import load_experiment
 from dynaquant_core.experiments.trainer import Trainer
+from dynaquant_core.search import Degradation, Quality, degradation
 
 
-def options_of(text: str) -> dict[str, Any]:
-    """``"sigma=0.1,coder=paper"`` as a mapping; values are read as YAML."""
-    pairs = [part.split("=", 1) for part in text.split(",") if part and part != "default"]
-    return {key: yaml.safe_load(value) for key, value in pairs}
+def parsed(store: str) -> tuple[dict[str, Any], float]:
+    """``"sigma=0.1,coder=paper@0.05"`` as (method options, threshold); values are read as YAML."""
+    options, _, threshold = store.partition("@")
+    pairs = [part.split("=", 1) for part in options.split(",") if part != "default"]
+    return {key: yaml.safe_load(value) for key, value in pairs}, float(threshold)
 
 
 def checkpointer(
@@ -48,43 +52,75 @@ def checkpointer(
     )
 
 
-def row(name: str, threshold: float, store: dq.CheckpointStore) -> dict[str, Any]:
+class HeldOut:
+    """Quality on the held-out set of what each store gives back, against the live model's.
+
+    Args:
+        trainer: the run; its data holds the set.
+        mode: of the metric.
+    """
+
+    def __init__(self, trainer: Trainer, mode: str) -> None:
+        self.trainer, self.mode, self.reader = trainer, mode, trainer.reader()
+        self.found: dict[Path, list[Degradation]] = {}
+
+    def measure(self, stores: Iterable[Path], step: int) -> None:
+        """Takes the measurement at a step that every store has just saved."""
+        batches = self.trainer.data.heldout
+        reference = Quality.of(self.trainer.quality(batches))
+        for path in stores:
+            self.reader.load_state_dict(dq.CheckpointStore(path).load(step)["model"])
+            got = Quality.of(self.trainer.quality(batches, self.reader))
+            self.found.setdefault(path, []).append(degradation(reference, got, self.mode))
+
+    def within(self, path: Path, threshold: float) -> str:
+        """Checkpoints whose degradation less two standard errors is within 1.5 times the threshold."""
+        within = [found.mean - 2 * found.se <= 1.5 * threshold for found in self.found[path]]
+        worst = max(found.mean for found in self.found[path])
+        return f"{sum(within)} of {len(within)}, worst {worst:.2%}"
+
+
+def row(name: str, store: dq.CheckpointStore, heldout: HeldOut) -> dict[str, Any]:
     """What a store's checkpoints took, and what its searches cost."""
     infos = [store.info(step) for step in store.steps()]
+    excess = summary(store.path)
     raw = sum(info.parts["weight"]["raw_bytes"] for info in infos)
     stored = sum(info.parts["weight"]["stored_bytes"] for info in infos)
     return {
-        "options": name,
-        "threshold": threshold,
-        "weights_ratio": round(raw / stored, 2),
-        "ratio": round(sum(i.raw_bytes for i in infos) / sum(i.stored_bytes for i in infos), 2),
+        "store": name,
+        "weights": round(raw / stored, 2),
+        "all": round(sum(i.raw_bytes for i in infos) / sum(i.stored_bytes for i in infos), 2),
         "met": f"{sum(bool(info.met) for info in infos)} of {len(infos)}",
-        "candidates_median": statistics.median(info.evaluations for info in infos),
+        "held-out met": heldout.within(store.path, parsed(name)[1]),
+        "candidates": statistics.median(info.evaluations for info in infos),
         "exhaustive": sum(bool(info.report.get("exhaustive")) for info in infos),
-        "configs": " ".join(str(info.config.bins) for info in infos),
+        "bins": " ".join(str(info.config.bins) for info in infos),
+        "over entropy": excess["ratio"],
+        "worst stream": excess["worst_ratio"],
     }
 
 
-def sweep(config: str, options: list[str], thresholds: list[float], folder: Path) -> list[dict[str, Any]]:
-    """Trains once and fills a store for every combination."""
+def sweep(config: str, stores: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """Trains once and fills every store."""
     experiment = load_experiment(config)
     trainer = Trainer(experiment)
-    stores = {
-        (name, threshold): folder / f"{index}-{threshold}"
-        for index, name in enumerate(options)
-        for threshold in thresholds
-    }
+    heldout = HeldOut(trainer, experiment.evaluate.mode)
+    paths = {store: folder / str(index) for index, store in enumerate(stores)}
     savers = [
-        checkpointer(trainer, experiment.checkpoint_every, path, options_of(name), threshold)
-        for (name, threshold), path in stores.items()
+        checkpointer(trainer, experiment.checkpoint_every, path, *parsed(store))
+        for store, path in paths.items()
     ]
-    for _ in track(range(experiment.steps), description=config):
+    for step in track(range(1, experiment.steps + 1), description=config):
         trainer.advance()
         for saver in savers:
             saver.step()
+        if step % experiment.checkpoint_every == 0:
+            for saver in savers:
+                saver.wait()
+            heldout.measure(paths.values(), step)
     for saver in savers:
         saver.close()
-    return [row(name, threshold, dq.CheckpointStore(path)) for (name, threshold), path in stores.items()]
+    return [row(store, dq.CheckpointStore(path), heldout) for store, path in paths.items()]
 
 
 def main() -> None:
@@ -92,14 +128,13 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("config", help="an experiment's name or YAML file")
-    told = "KEY=VALUE[,KEY=VALUE...], or default"
-    parser.add_argument("--options", nargs="+", default=["default"], help=told)
-    parser.add_argument("--thresholds", nargs="+", type=float, default=[0.01])
+    told = "method options and threshold, as KEY=VALUE[,KEY=VALUE...]@THRESHOLD or default@THRESHOLD"
+    parser.add_argument("stores", nargs="+", help=told)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(prefix="dynaquant-sweep-") as folder:
-        rows = sweep(arguments.config, arguments.options, arguments.thresholds, Path(folder))
+        rows = sweep(arguments.config, arguments.stores, Path(folder))
     table = Table(*rows[0], title=arguments.config)
     for found in rows:
         table.add_row(*map(str, found.values()))

@@ -121,7 +121,7 @@ class DynaQuantOptions:
 
     coder: Literal["auto", "paper"] = "auto"
     kmeans: Literal["exact", "lloyd"] = "exact"
-    sigma: float = 0.5
+    sigma: float = 0.3
     codebook_scope: Literal["auto", "tensor", "global"] = "auto"
     sketch: Literal["bits", "log"] = "bits"
     mantissa_bits: int = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +17,20 @@ class Tally:
 
     Args:
         rows: int64[r], indices of the buckets that hold survivors, ascending (so ascending by value).
-        counts: int64[r, base levels], survivors: weights neither pruned nor protected.
+        counts: int64 or int32[r, base levels], survivors: weights neither pruned nor protected.
         pruned: int64[base levels].
         protected: int64[base levels].
     """
 
     rows: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    counts: NDArray[np.integer[Any]]
     pruned: NDArray[np.int64]
     protected: NDArray[np.int64]
 
     @property
     def survivors(self) -> NDArray[np.int64]:
         """int64[r]: survivors of each bucket, whatever their base code."""
-        total: NDArray[np.int64] = self.counts.sum(axis=1)
+        total: NDArray[np.int64] = self.counts.sum(axis=1, dtype=np.int64)
         return total
 
     @property

@@ -80,7 +80,7 @@ class Manager:
         ...     space, Sized, lambda draft: Quality((1 + 0.1 / draft.config["bins"],)),
         ...     Quality((1.0,)), 0.02, "min", SearchState())
         >>> decision.config, decision.met, decision.evaluations
-        ({'bins': 8}, True, 2)
+        ({'bins': 8}, True, 3)
     """
 
     def __init__(

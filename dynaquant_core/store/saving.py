@@ -113,6 +113,7 @@ class Saving:
         for part, tensors in self._division.tensors.items():
             drafts[part] = draft if part == "weights" else self._plain_draft(part, tensors, base)
             drafts[part].detach()
+        self._hints.scratch.clear()  # sketches are not needed to write; they would add to the peak
         self._seconds += time.perf_counter() - started
         report = dict(report or {})
         report["seconds"] = {"draft": self._seconds, **(report.get("seconds") or {})}

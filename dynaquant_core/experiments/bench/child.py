@@ -1,10 +1,11 @@
 """Figures that need a process of their own: peak memory of a save, and the first save against the second.
 
-Run as ``python -m dynaquant_core.experiments.bench.child PARAMETERS``; prints one JSON object.
+Run as ``python -m dynaquant_core.experiments.bench.child PARAMETERS weights|adam``; prints one JSON object.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import tempfile
@@ -12,8 +13,10 @@ import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from dynaquant_core.experiments.bench.saving import CONFIG, layers, moved
+from dynaquant_core.state import flatten
 from dynaquant_core.store import CheckpointStore
 
 __all__ = ["main"]
@@ -29,15 +32,15 @@ def status_bytes(field: str) -> int:
 
 def peak_bytes_of_save(store: CheckpointStore, step: int, state: object) -> int:
     """Peak resident memory of one save above what was resident before it."""
+    ctypes.CDLL(None).malloc_trim(0)  # pages that the allocator keeps would hide what the save takes
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     before = status_bytes("VmRSS")
     store.save(step, state, config=CONFIG)
     return status_bytes("VmHWM") - before
 
 
-def adam_state(parameters: int) -> dict[str, object]:
+def adam_state(weights: dict[str, Tensor]) -> dict[str, object]:
     """Weights with Adam's two moments, as an optimizer's state dict holds them."""
-    weights = layers(parameters)
     moments = {
         index: {"exp_avg": 0.1 * tensor, "exp_avg_sq": tensor.square(), "step": torch.tensor(10.0)}
         for index, tensor in enumerate(weights.values())
@@ -59,32 +62,35 @@ def seconds_of_saves(root: Path) -> list[float]:
     return taken
 
 
-def main(parameters: int) -> dict[str, object]:
-    """All figures of this process."""
+def main(parameters: int, what: str) -> dict[str, object]:
+    """The figures of one process: of weights alone, or of weights with Adam's moments."""
     with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
         root = Path(folder)
         saves = seconds_of_saves(root / "first")
-        store = CheckpointStore(root / "weights")
+        store = CheckpointStore(root / "store")
         state = layers(parameters)
         count = sum(tensor.numel() for tensor in state.values())
-        base = status_bytes("VmRSS")
-        store.save(0, state, config=CONFIG)
-        held = max(0, status_bytes("VmRSS") - base)  # the base's codes, and freed pages the allocator keeps
-        state = moved(state)
-        weights = peak_bytes_of_save(store, 1, state)
-        del store
-        whole = CheckpointStore(root / "whole")
-        tree = adam_state(parameters)
-        whole.save(0, tree, config=CONFIG)
-        adam = peak_bytes_of_save(whole, 1, tree)
+        tree: object = state if what == "weights" else adam_state(state)
+        ctypes.CDLL(None).malloc_trim(0)
+        before = status_bytes("VmRSS")
+        store.save(0, tree, config=CONFIG)
+        ctypes.CDLL(None).malloc_trim(0)
+        base = max(0, status_bytes("VmRSS") - before)
+        peak = peak_bytes_of_save(store, 1, advanced(tree))
     return {
         "save_seconds": saves,
         "parameters": count,
-        "weights_peak_bytes": weights,
-        "weights_base_bytes": held,
-        "adam_peak_bytes": adam,
+        "base_bytes_per_parameter": base / count,
+        "peak_bytes_per_parameter": (base + peak) / count,
     }
 
 
+def advanced(tree: object) -> object:
+    """Every floating tensor moved in place: a training step needs no second copy of the state."""
+    for leaf in flatten(tree).leaves:
+        leaf.tensor.mul_(1.001)
+    return tree
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(int(sys.argv[1]))))
+    sys.stdout.write(json.dumps(main(int(sys.argv[1]), sys.argv[2])))

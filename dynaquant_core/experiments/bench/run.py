@@ -53,7 +53,7 @@ def run_bench(
     return {
         "environment": environment(),
         "rows": [row.as_dict() for row in rows],
-        "process": child_figures(max(sizes)),
+        "process": {what: child_figures(max(sizes), what) for what in ("weights", "adam")},
     }
 
 
@@ -85,9 +85,9 @@ def thread_limit(count: int) -> Iterator[None]:
             os.environ["DYNAQUANT_THREADS"] = before
 
 
-def child_figures(parameters: int) -> dict[str, Any]:
+def child_figures(parameters: int, what: str) -> dict[str, Any]:
     """Peak memory and first-save figures, measured in a fresh process with a warm kernel cache."""
-    command = [sys.executable, "-m", "dynaquant_core.experiments.bench.child", str(parameters)]
+    command = [sys.executable, "-m", "dynaquant_core.experiments.bench.child", str(parameters), what]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()[-1:] or ["no message"]

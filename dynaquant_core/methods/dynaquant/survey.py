@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -92,9 +93,8 @@ class Survey:
         counts = map_threads(lambda tensor: seam.histogram(tensor, buckets), list(self.state.values()))
         return {name: Sketch(buckets, count) for name, count in zip(self.state, counts, strict=True)}
 
-    @cached_property
     def magnitudes(self) -> dict[str, Sketch]:
-        """Magnitude sketch of every tensor, folded from the signed one."""
+        """Magnitude sketch of every tensor, folded from the signed one (cheap to make, large to keep)."""
         return {name: sketch.magnitude() for name, sketch in self.signed.items()}
 
     @cached_property
@@ -113,7 +113,7 @@ class Survey:
         key = cut_key(config)
         if key not in self._cuts:
             self._cuts[key] = partition.cuts(
-                self.magnitudes,
+                self.magnitudes(),
                 self.sensitivities,
                 self.types,
                 prune=config.prune,
@@ -179,7 +179,8 @@ class Survey:
             1 if base is None else FIRST_CENTRE + base.centres.size,
             counts=self.signed[name].counts if stride == 1 else None,
         )
-        return tally, self.state[name].numel() / max(1, part.numel())
+        lean = replace(tally, counts=tally.counts.astype(np.int32))  # a sample's counts are small
+        return lean, self.state[name].numel() / max(1, part.numel())
 
     def _sampled(self, name: str, cut: Cut) -> tuple[Tensor, Tensor | None, int]:
         """(weights, gradient where the cut needs it, stride) of the sample that stands for a tensor."""

@@ -27,12 +27,12 @@ class Solutions:
     Args:
         values: float64[n], ascending, the points that weigh anything.
         weights: float64[n], positive.
-        starts: int64[k_max, n]: row k - 1 says where the last of k clusters of points 0..i starts.
+        starts: int32[k_max, n]: row k - 1 says where the last of k clusters of points 0..i starts.
     """
 
     values: Floats
     weights: Floats
-    starts: NDArray[np.int64]
+    starts: NDArray[np.int32]
 
     @property
     def k_max(self) -> int:
@@ -101,7 +101,7 @@ def solve(values: Floats, weights: Floats, k_max: int) -> Solutions:
     size = values.size
     starts = np.zeros((min(k_max, size), size), dtype=np.int64)
     if size == 0:
-        return Solutions(values, weights, starts)
+        return Solutions(values, weights, starts.astype(np.int32))
     # Centred and scaled points keep the prefix sums' rounding small; clusters do not depend on either.
     centred = values - np.average(values, weights=weights)
     centred /= np.abs(centred).max() or 1.0
@@ -111,7 +111,7 @@ def solve(values: Floats, weights: Floats, k_max: int) -> Solutions:
     for layer in range(1, starts.shape[0]):
         kernels.best_splits(layer, mass, first, second, before, after, starts[layer - 1], starts[layer])
         before, after = after, before
-    return Solutions(values, weights, starts)
+    return Solutions(values, weights, starts.astype(np.int32))
 
 
 def prefix(terms: Floats) -> Floats:
