@@ -128,7 +128,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("config", help="an experiment's name or YAML file")
-    told = "method options and threshold, as KEY=VALUE[,KEY=VALUE...]@THRESHOLD or default@THRESHOLD"
+    told = "KEY=VALUE[,KEY=VALUE...]@THRESHOLD or default@THRESHOLD"
     parser.add_argument("stores", nargs="+", help=told)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()

@@ -58,6 +58,7 @@ def save_file(
         ConfigError: arguments that exclude or lack one another, or are out of range.
         EvaluationError: ``evaluate`` raised, or its value for ``state`` itself is not finite.
         UnsupportedStateError: the tree holds an object that a file cannot hold.
+        UnsafePathError: the path names no file, or something else than a file stands there.
         StorageError: the system refused; an existing file is as before.
 
     Example:
@@ -87,7 +88,7 @@ def save_file(
     if threshold is None or evaluate is None:
         return saving.seal(saving.draft(config)).write()
     reference, decision = _search(saving, state, threshold, evaluate, mode)
-    return saving.seal(decision.draft, _report(reference, decision)).write()
+    return saving.seal(decision.draft, decision.report(reference)).write()
 
 
 def load_file(path: str | os.PathLike[str]) -> Any:
@@ -132,14 +133,3 @@ def _measured(evaluate: Callable[[Any], Any], state: Any) -> Quality:
         raise EvaluationError(
             f"evaluate raised {type(error).__name__}: {error}; nothing was saved."
         ) from error
-
-
-def _report(reference: Quality, decision: Decision) -> dict[str, Any]:
-    return {
-        "quality": {"reference": reference.mean, "search": decision.quality.mean},
-        "degradation": decision.degradation.mean,
-        "degradation_se": decision.degradation.se,
-        "met": decision.met,
-        "evaluations": decision.evaluations,
-        "exhaustive": decision.exhaustive,
-    }

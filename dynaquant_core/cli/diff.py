@@ -26,7 +26,7 @@ class Movement:
         change: "moved", "same", "added", "removed" or "reshaped" (shape or dtype differ).
         relative: L2 norm of B - A over that of A; None where that has no meaning.
         largest: largest absolute difference of one element; None as above.
-        unchanged: share of elements that are equal; None as above.
+        unchanged: share of elements that are equal, NaN to NaN too; None as above.
     """
 
     name: str
@@ -78,9 +78,9 @@ def movement(name: str, before: Tensor | None, after: Tensor | None) -> Movement
     if before.shape != after.shape or before.dtype != after.dtype:
         return Movement(name, "reshaped")
     count = before.numel()
-    equal = before == after
+    equal = (before == after) | (before.isnan() & after.isnan())  # a NaN that stays has not moved
     unchanged = equal.sum().item() / count if count else 1.0
-    if torch.equal(before, after):
+    if equal.all():
         return Movement(name, "same", 0.0, 0.0, unchanged)
     if before.is_complex() or before.dtype == torch.bool:
         return Movement(name, "moved", unchanged=unchanged)

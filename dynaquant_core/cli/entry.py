@@ -85,4 +85,4 @@ def usage_line(error: Exception) -> str:
     told = getattr(error, "format_message", lambda: str(error))()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "dynaquant"
-    return f"{' '.join(told.split())} See `{command} --help`."
+    return f"{' '.join(told.split()).rstrip('.')}. See `{command} --help`."

@@ -76,7 +76,7 @@ def _read_torch(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
-        refused = re.search(r"GLOBAL (\S+)|Unsupported (?:global|class|operand)[: ]+(\S+)", str(error))
+        refused = re.search(r"GLOBAL (\S+)|Unsupported (?:global|class)[: ]+(\S+)", str(error))
         if refused:
             name = refused[1] or refused[2]
             raise UnsupportedStateError(

@@ -137,6 +137,8 @@ class FileSource:
         try:
             self._entry = read_entry(path)
         except DynaQuantError as error:
+            if str(path) in str(error):
+                raise
             raise type(error)(f"{path}: {error}") from error
 
     def infos(self) -> list[CheckpointInfo]:

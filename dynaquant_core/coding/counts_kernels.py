@@ -5,14 +5,13 @@ Equal neighbours would wait for each other's increment, so four tables are fille
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from dynaquant_core.coding.codec import Array
+from dynaquant_core.jit import kernel
 
 __all__ = ["count_pairs", "count_symbols"]
 
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)

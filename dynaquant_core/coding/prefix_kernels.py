@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from dynaquant_core.coding.codec import Array
+from dynaquant_core.jit import kernel
 
 __all__ = ["limited_lengths", "pack", "unpack", "unpack_runs"]
 
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 
 _0 = np.uint64(0)
 _1 = np.uint64(1)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from dynaquant_core.coding.codec import Array
+from dynaquant_core.jit import kernel
 
 __all__ = ["CELL_BITS", "decode", "encode", "fill_cells", "fill_widths"]
 
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 
 #: A decoder's search starts at the symbol that owns the first of 2**CELL_BITS slots: 256 cells a row.
 CELL_BITS = 7

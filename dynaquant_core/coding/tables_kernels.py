@@ -18,10 +18,10 @@ import numba
 import numpy as np
 
 from dynaquant_core.coding.codec import Array
+from dynaquant_core.jit import kernel
 
 __all__ = ["CONTEXTS", "LENGTH_CONTEXTS", "code_lengths", "code_number", "code_rows", "push_slots"]
 
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 inlined = numba.njit(nogil=True, fastmath=False, boundscheck=False, inline="always")
 
 #: A decision's learnt counts grow by STEP and are halved when their sum passes LIMIT.

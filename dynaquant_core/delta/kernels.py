@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from dynaquant_core.coding.codec import Array
+from dynaquant_core.jit import kernel
 
 __all__ = ["gather", "scatter", "subtract"]
-
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 
 
 @kernel

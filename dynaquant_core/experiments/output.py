@@ -17,7 +17,7 @@ CONFIG = "config.json"
 
 
 def claim(experiment: Experiment) -> Path:
-    """The folder that an experiment writes to: a new one, or its own from before.
+    """The folder that an experiment writes to: a new one, its own from before, or one where nothing began.
 
     Raises:
         ExperimentError: the path is a file, or a folder that belongs to another config or to something else.
@@ -28,9 +28,12 @@ def claim(experiment: Experiment) -> Path:
         if folder.exists() and not folder.is_dir():
             raise ExperimentError(f"output: {folder} is a file; give a folder with output=PATH.")
         if (folder / CONFIG).is_file():
-            _must_match(folder, experiment)
-            return folder
-        if folder.exists() and any(folder.iterdir()):
+            if not _began(folder):  # a config that failed before its first step, and was mended since
+                _forget(folder)
+            else:
+                _must_match(folder, experiment)
+                return folder
+        elif folder.exists() and any(folder.iterdir()):
             raise ExperimentError(
                 f"output: {folder} is not empty and holds no experiment; give another with output=PATH."
             )
@@ -38,6 +41,16 @@ def claim(experiment: Experiment) -> Path:
         raise StorageError(f"output: {folder} cannot be read: {error.strerror}.") from None
     write_json(folder / CONFIG, _settings(experiment))
     return folder
+
+
+def _began(folder: Path) -> bool:
+    """Whether a training process of this folder's experiment ever got as far as its diary."""
+    return any(folder.glob("run-*/events.jsonl")) or (folder / "results.json").exists()
+
+
+def _forget(folder: Path) -> None:
+    for job in folder.glob("run-*/job.json"):
+        job.unlink()
 
 
 def _must_match(folder: Path, experiment: Experiment) -> None:

@@ -96,7 +96,7 @@ class Life:
             self._note("checkpoint", **recorder.measure(search, heldout))
 
     def _maybe_probe(self) -> None:
-        """Rework is measured from a restore on, at most one interval long (DESIGN: every interval / 10)."""
+        """Rework is measured from a restore on, at most one interval long, every tenth of one."""
         interval = self._job.experiment.checkpoint_every
         since = self._trainer.step - self._restored
         if self._restored and since <= interval and since % max(1, interval // 10) == 0:

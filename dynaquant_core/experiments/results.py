@@ -1,4 +1,4 @@
-"""results.json: what a run's diary says, in the fixed keys (DESIGN "what an experiment reads and writes")."""
+"""results.json: what a run's diary says, in the fixed keys (docs/experiments.md)."""
 
 from __future__ import annotations
 

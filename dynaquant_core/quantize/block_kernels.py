@@ -12,11 +12,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dynaquant_core.jit import kernel
+
 __all__ = ["decode_blocks", "encode_blocks"]
 
 Array = NDArray[Any]
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
-inline = numba.njit(nogil=True, cache=True, inline="always")
+inline = numba.njit(nogil=True, inline="always")
 
 BLOCK = 256
 ZERO = -(1 << 40)  # below the level of any number

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from dynaquant_core.jit import kernel
 
 __all__ = [
     "assign_levels",
@@ -27,7 +28,6 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 
 ONE, TWO, THREE, EIGHT, WORD = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(8), np.uint64(32)
 COUNT = np.uint32(1)

@@ -1,7 +1,7 @@
 """Beyond the cube: what to store when no configuration in it meets the threshold.
 
-A threshold is a promise (DESIGN 'Decided' 5).  `Space.beyond` goes from bold to careful (more bins, bfloat16,
-exact); its last entry gives back the very tensors, so it always meets the goal.
+A threshold is a promise (ARCHITECTURE.md, rule 7).  `Space.beyond` goes from bold to careful (more bins,
+bfloat16, exact); its last entry gives back the very tensors, so it always meets the goal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Probing a step bolder (ours; DESIGN 'Paid for' 5).
+"""Probing a step bolder (ours).
 
 The published rule never tries anything bolder than the last best, so one hard checkpoint lowers the ratio for
 the rest of the run.  Here, every few checkpoints, one smaller neighbour of the last best is measured too, and

@@ -53,6 +53,22 @@ class Decision:
     exhaustive: bool
     state: SearchState
 
+    def report(self, reference: Quality) -> dict[str, Any]:
+        """The search's record as JSON-ready data, stored with the checkpoint.
+
+        Args:
+            reference: quality of the uncompressed state on the same batches.
+        """
+        return {
+            "quality": {"reference": reference.mean, "search": self.quality.mean},
+            "degradation": self.degradation.mean,
+            "degradation_se": self.degradation.se,
+            "met": self.met,
+            "evaluations": self.evaluations,
+            "exhaustive": self.exhaustive,
+            "search_state": self.state.as_dict(),
+        }
+
 
 class Manager:
     """Chooses the smallest configuration that keeps the threshold, with few evaluations.

@@ -1,4 +1,4 @@
-"""What each tensor of a state is for, and which of them may be quantised (DESIGN "Decided" 4).
+"""What each tensor of a state is for, and which of them may be quantised.
 
 Roles: "weight" (the model's tensors, buffers and averages included), "moment" (an optimizer's running
 averages, by a closed table of names) and "exact" (everything else).

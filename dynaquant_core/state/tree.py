@@ -1,4 +1,4 @@
-"""A training state as a JSON skeleton and a list of tensors (DESIGN "Trees"), and back.
+"""A training state as a JSON skeleton and a list of tensors, and back.
 
 What goes in comes out: types, key order, NaN payloads, whole numbers of any size, tied tensors as one object.
 Objects outside the closed table are refused with the path at which they sit.  Parameters come back as plain

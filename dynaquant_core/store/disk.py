@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dynaquant_core.errors import NotAStoreError, StorageError
+from dynaquant_core.errors import NotAStoreError, StorageError, UnsafePathError
 
 __all__ = [
     "file_identity",
@@ -19,6 +19,7 @@ __all__ = [
     "is_gone",
     "make_folder",
     "require_space",
+    "require_target",
     "storage_error",
     "sync_folder",
 ]
@@ -37,7 +38,7 @@ ADVICE = {
     errno.EMFILE: "close files or raise the limit on open files",
     errno.ENFILE: "close files or raise the limit on open files",
     errno.ENAMETOOLONG: "choose a shorter path",
-    errno.ENOENT: "check that the folder still exists",
+    errno.ENOENT: "check that the folder exists",
     errno.ENOTDIR: "choose a path whose parents are folders",
     errno.ELOOP: "replace the symbolic link by the file itself",
 }
@@ -116,6 +117,21 @@ def require_space(folder: Path, estimate: int) -> None:
     if system.f_blocks and free < needed:  # some file systems report no sizes at all
         full = OSError(errno.ENOSPC, f"about {needed:,} bytes are needed and {free:,} are free")
         raise storage_error("save into", folder, full)
+
+
+def require_target(path: Path) -> None:
+    """Refuses a path that a rename would not give to a regular file, or would take from something else.
+
+    Raises:
+        UnsafePathError: it names no file, or a folder, device, pipe or socket stands there.
+    """
+    if not path.name:
+        raise UnsafePathError(f"{str(path)!r} names no file; give the path of the file to write.")
+    with guarded("look at", path):
+        if path.exists() and not path.is_file():
+            raise UnsafePathError(
+                f"{str(path)!r} is a folder, device or pipe; give the path of the file to write."
+            )
 
 
 def file_identity(path: Path) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.state import flatten
-from dynaquant_core.store.disk import guarded, sync_folder
+from dynaquant_core.store.disk import guarded, require_target, sync_folder
 from dynaquant_core.store.names import temporary_name
 
 __all__ = ["to_pt", "to_safetensors"]
@@ -43,6 +43,8 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         UnsupportedStateError: an array has a dtype that torch does not have; names its path.
+        UnsafePathError: the path names no file, or something else than a file stands there.
+        UnsafePathError: the path names no file, or something else than a file stands there.
         StorageError: the system refused; an existing file is as before.
     """
     plain = _plain(state, ())
@@ -52,6 +54,8 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
             try:
                 torch.save(plain, file)
             except RuntimeError as error:  # what torch makes of a write that fails
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from error
                 raise OSError(errno.EIO, "torch.save could not finish writing") from error
 
     _replace(Path(path), write)
@@ -102,6 +106,7 @@ def _separate(tensors: dict[str, Tensor]) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    require_target(path)
     temporary = path.with_name(temporary_name(path.name))
     with guarded("export to", path):
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.quantize.layers import layer_type, layer_types
 
@@ -33,7 +34,12 @@ def hints_for(
         roles: role of every tensor of the state.
         gradients: EMA of the gradient by parameter name, or None.
         model: a module, or name -> module, for layer types; None: types by tensor name and shape.
+
+    Raises:
+        ConfigError: ``gradients`` is no mapping.
     """
+    good = gradients is None or isinstance(gradients, Mapping)
+    require(good, f"gradients must be a mapping of parameter name to tensor, got {type(gradients).__name__}.")
     known = dict(gradients or {})
     owners = match_names(tensors, {name: tuple(value.shape) for name, value in known.items()})
     return Hints(

@@ -24,7 +24,7 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
+        return self.reason if self.name in self.reason else f"{self.name}: {self.reason}"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data."""

@@ -6,7 +6,7 @@ policy.  "exact": everything else, and whatever a pattern of ``exact=`` names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,10 @@ class Settings:
     @classmethod
     def of(cls, method: Any, moments: str, exact: str | Sequence[str]) -> Settings:
         """Validates what the user gave; raises ConfigError or UnknownMethodError."""
-        patterns = (exact,) if isinstance(exact, str) else tuple(exact)
-        good = all(isinstance(pattern, str) for pattern in patterns)
+        patterns = (exact,) if isinstance(exact, str) else exact
+        good = isinstance(patterns, Iterable)
+        patterns = tuple(patterns) if good else ()
+        good = good and all(isinstance(pattern, str) for pattern in patterns)
         require(good, f"exact must be name patterns (texts), got {exact!r}.")
         return cls(resolve_method(method), moments_method(moments), patterns)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from dynaquant_core.config import require
 from dynaquant_core.errors import (
     CheckpointNotFoundError,
     DynaQuantError,
@@ -58,7 +59,9 @@ class Reader:
         Raises:
             CheckpointNotFoundError: there is none; names the nearest steps.
             CorruptFileError: the newest file that bears the step's name is damaged.
+            ConfigError: ``step`` is no whole number.
         """
+        require(type(step) is int, f"step must be a whole number, got {step!r}.")
         entry = scan.current().get(step)
         damaged = [
             (hint, item) for item in scan.damaged if (hint := parse_name(item.name)) and hint.step == step

@@ -15,7 +15,7 @@ from dynaquant_core.methods.registry import method_for_config
 from dynaquant_core.state import flatten
 from dynaquant_core.store.catalogue import Scan, read_entry
 from dynaquant_core.store.chain import open_chain
-from dynaquant_core.store.disk import require_space
+from dynaquant_core.store.disk import require_space, require_target
 from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import Meta
@@ -42,7 +42,9 @@ def begin_file(
 
     Raises:
         UnsupportedStateError, ConfigError, UnknownMethodError: as there.
+        UnsafePathError: the path names no file, or something else than a file stands there.
     """
+    require_target(path)
     tree = flatten(state)
     settings = Settings.of(method, moments, exact)
     division = divide(tree, settings, method_for_config(config, settings.weights))

@@ -273,7 +273,8 @@ class CheckpointStore:
         """Looks for damage: every byte against its checksum, every base; deep: every tensor decoded too.
 
         Returns:
-            One problem a damaged file; empty for a sound store.
+            One problem a file that cannot be read, because of itself or of what it builds on; empty for a
+            sound store.
         """
         return verify(self._catalogue.scan(), self._settings.weights, deep=deep)
 

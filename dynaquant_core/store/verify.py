@@ -15,7 +15,7 @@ __all__ = ["verify"]
 
 
 def verify(scan: Scan, own: Method | None, *, deep: bool) -> list[Problem]:
-    """Every problem of the files in ``scan``, one a file at most, oldest first.
+    """Every file in ``scan`` that is damaged or builds on one that is, with the reason, oldest first.
 
     Args:
         scan: a look at the folder.
@@ -23,9 +23,13 @@ def verify(scan: Scan, own: Method | None, *, deep: bool) -> list[Problem]:
         deep: decode every tensor too.
     """
     problems = list(scan.damaged)
+    broken: dict[str, str] = {}  # digest -> file name
     for entry in scan.entries:
         reason = _problem(scan, entry, own, deep=deep)
+        if reason is None and entry.base_digest in broken:  # whole itself, and of no use
+            reason = f"it builds on {broken[entry.base_digest]}, which cannot be read; load another step."
         if reason is not None:
+            broken[entry.digest] = entry.path.name
             problems.append(Problem(entry.path.name, entry.step, reason))
     return problems
 

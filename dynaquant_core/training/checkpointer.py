@@ -116,7 +116,7 @@ class Checkpointer:
         keep_every: int | None = None,
         keep_within: int | str | None = None,
         on_error: Literal["raise", "warn"] = "raise",
-        save_on: Iterable[str] = (),
+        save_on: str | Iterable[str] = (),
     ) -> None:
         require_choice("Checkpointer", "on_error", on_error, ("raise", "warn"))
         require_choice("Checkpointer", "mode", mode, ("min", "max"))

@@ -111,7 +111,7 @@ class Chooser:
         making = drafts.seconds(decision.draft)
         return Choice(
             decision.draft,
-            _report(reference, decision),
+            decision.report(reference),
             search_seconds=time.perf_counter() - started - making,
             draft_seconds=making,
         )
@@ -164,15 +164,3 @@ class _Timed:
 
     def seconds(self, draft: Draft) -> float:
         return self._seconds.get(id(draft), 0.0)
-
-
-def _report(reference: Quality, decision: Decision) -> dict[str, Any]:
-    return {
-        "quality": {"reference": reference.mean, "search": decision.quality.mean},
-        "degradation": decision.degradation.mean,
-        "degradation_se": decision.degradation.se,
-        "met": decision.met,
-        "evaluations": decision.evaluations,
-        "exhaustive": decision.exhaustive,
-        "search_state": decision.state.as_dict(),
-    }

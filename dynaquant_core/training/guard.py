@@ -57,7 +57,7 @@ def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
     """
     modules = list({module: None for model in models for module in model.modules()})
     flags = [module.training for module in modules]
-    buffers = [_Buffers.of(module) for module in modules if module._buffers]
+    buffers = [_Buffers.of(module) for module in modules]  # those without any too: some may be added
     streams = rng_state()
     try:
         yield

@@ -20,6 +20,9 @@ __all__ = ["by_name", "by_number"]
 
 Names = Mapping[Tensor, tuple[str, ...]]
 
+#: What torch's schedulers note in an optimizer's groups.
+SCHEDULED = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
+
 
 def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     """The optimizer's ``state_dict`` with the name of each parameter in place of its number.
@@ -63,13 +66,14 @@ def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, whe
         where: name of the optimizer in errors.
 
     Raises:
-        StateMismatchError: the groups hold other parameters, or a state's shape is not its parameter's;
-            nothing was changed.
+        StateMismatchError: it is another kind of optimizer's, or of several, the groups hold other
+            parameters, or a state's shape is not its parameter's; nothing was changed.
     """
     if not _is_numbered(optimizer.state_dict(), optimizer):
         return dict(stored)
     keys = _keys(optimizer, names)
     groups = optimizer.state_dict()["param_groups"]
+    _require_same_kind(stored, groups, where)
     live = [[keys[number] for number in group["params"]] for group in groups]
     saved = [list(group["params"]) for group in stored["param_groups"]]
     _require_same_groups(saved, live, where)
@@ -101,6 +105,25 @@ def _is_numbered(state: Mapping[str, Any], optimizer: Optimizer) -> bool:
         return False
     numbers = [number for group in state["param_groups"] for number in group.get("params", ())]
     return numbers == list(range(len(_parameters(optimizer)))) and set(state["state"]) <= set(numbers)
+
+
+def _require_same_kind(stored: Any, groups: list[dict[str, Any]], where: str) -> None:
+    """Refuses what is no optimizer's state, and settings of which either side lacks some of the other's.
+
+    Only one side may have more: another version of torch adds settings, and a scheduler notes its own.
+    """
+    if not isinstance(stored, Mapping) or not {"state", "param_groups"} <= set(stored):
+        raise StateMismatchError(
+            f"{where}: the checkpoint holds no state of a single optimizer there; give as many optimizers, "
+            f"under the same names, as when it was saved. Nothing was restored."
+        )
+    for was, now in zip(stored["param_groups"], groups, strict=False):
+        gone, new = set(was) - set(now) - SCHEDULED, set(now) - set(was) - SCHEDULED
+        if gone and new:
+            raise StateMismatchError(
+                f"{where} has the settings {_listed(new)} and the checkpoint {_listed(gone)} instead: it was "
+                f"saved with another kind of optimizer; build that one. Nothing was restored."
+            )
 
 
 def _require_same_groups(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:

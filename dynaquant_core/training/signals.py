@@ -23,13 +23,14 @@ class SignalFlag:
     weights are no checkpoint.  Signals can be caught in the main thread only (a rule of Python).
 
     Args:
-        names: of signals, such as ``"SIGTERM"`` or ``"SIGUSR1"``.
+        names: of signals, such as ``"SIGTERM"`` or ``"SIGUSR1"``; a single one may be given as it is.
 
     Raises:
         ConfigError: a name is not a signal, cannot be caught, or this is not the main thread.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: str | Iterable[str]) -> None:
+        names = (names,) if isinstance(names, str) else names
         self.received: str | None = None
         self._before: dict[signal.Signals, Any] = {}
         for wanted in [_signal(name) for name in names]:

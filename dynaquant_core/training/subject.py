@@ -59,6 +59,10 @@ class Subject:
     def __post_init__(self) -> None:
         _require(self.models, nn.Module, "model", "it must be a torch.nn.Module")
         _require(self.optimizers, Optimizer, "optimizer", "it must be a torch.optim.Optimizer")
+        if not isinstance(self.extra, Mapping):
+            raise ConfigError(
+                f"extra is {type(self.extra).__name__}: it must be a mapping of name to object."
+            )
         needed = "it needs state_dict and load_state_dict"
         _require(named(self.scheduler), Stateful, "scheduler", needed)
         _require(named(self.scaler), Stateful, "scaler", needed)

@@ -52,7 +52,7 @@ class Unwelcome:
     """Something that only a pickle could bring back."""
 
 
-@pytest.mark.parametrize("content", ["object", "plain pickle", "noise", "empty", "half"])
+@pytest.mark.parametrize("content", ["object", "plain pickle", "noise", "text", "empty", "half"])
 def test_import_refuses_what_could_run_code_or_is_damaged(shell: Shell, tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.pt"
     if content == "object":
@@ -62,11 +62,17 @@ def test_import_refuses_what_could_run_code_or_is_damaged(shell: Shell, tmp_path
         path.write_bytes(path.read_bytes()[:2000])
     else:
         path.write_bytes(
-            {"plain pickle": pickle.dumps(Unwelcome()), "noise": b"\x00" * 99, "empty": b""}[content]
+            {
+                "plain pickle": pickle.dumps(Unwelcome()),
+                "noise": b"\x00" * 99,
+                "text": b"import torch\n" * 9,
+                "empty": b"",
+            }[content]
         )
     outcome = shell("import", path, tmp_path / "store")
     assert outcome.status == 1
     assert "bad.pt" in outcome.error()
+    assert ("could run code" in outcome.error()) == (content == "object")
     assert not (tmp_path / "store").exists()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynaquant_core.cli.diff import movement
+from dynaquant_core.cli.diff import Movement, movement
 from dynaquant_core.cli.output import plain, share, size, times
 from dynaquant_core.store import CheckpointStore
 from tests.cli.words import Shell, checkpoint_files
@@ -167,3 +167,9 @@ def test_numbers_for_readers() -> None:
     assert share(float("nan")) == "-"
     assert times(10, 4) == "2.5x"
     assert plain({"x": float("inf"), "p": Path("a")}) == {"x": None, "p": "a"}
+
+
+def test_a_nan_that_stays_has_not_moved() -> None:
+    frozen = torch.tensor([float("nan"), 1.0])
+    assert movement("w", frozen, frozen.clone()) == Movement("w", "same", 0.0, 0.0, 1.0)
+    assert movement("w", frozen, torch.tensor([float("nan"), 2.0])).unchanged == 0.5

@@ -124,6 +124,8 @@ def test_an_interrupted_experiment_goes_on_and_retakes_what_was_not_measured(tin
 def test_an_output_folder_is_its_experiments_own(workplace: Path, tiny: dict[str, Any]) -> None:
     mine = validate(tiny | {"output": "out"}, "tiny")
     assert claim(mine) == claim(mine) == Path("out")
+    Path("out/run-0").mkdir()
+    Path("out/run-0/events.jsonl").touch()
     with pytest.raises(ExperimentError, match=r"another config \(different: threshold\)"):
         claim(validate(tiny | {"output": "out", "threshold": 0.2}, "tiny"))
     Path("foreign").mkdir()
@@ -150,6 +152,14 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
     with pytest.raises(error, match=message):
         run_experiment(tiny_file, [override, "output=out"])
     assert not Path("out").exists()
+
+
+def test_a_config_that_failed_before_its_first_step_can_be_mended(tiny_file: Path) -> None:
+    short = ["steps=10", "output=out"]
+    with pytest.raises(ExperimentError, match="too few"):
+        run_experiment(tiny_file, [*short, "data.context=100000"])
+    (run,) = run_experiment(tiny_file, short).data["runs"]
+    assert [entry["step"] for entry in run["checkpoints"]] == [10]
 
 
 def test_a_training_process_that_fails_is_one_clear_error(tiny_file: Path) -> None:

@@ -140,7 +140,7 @@ def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, list
 
 
 def problems_after(path: Path, name: str) -> list[str]:
-    """Every promise (RELIABILITY N1, N3, N5, N7) that the folder breaks."""
+    """Every promise (atomic, never fewer, falls back, clean) that the folder breaks."""
     _, before, options = SCENARIOS[name]
     found = []
     store = exact_store(path, **options)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 import dynaquant_core as dq
+from dynaquant_core.store.export import to_pt, to_safetensors
 from tests.store.kit import checkpoint_files, filled, is_same, small_state
 
 
@@ -113,3 +115,20 @@ def test_a_key_of_a_store_is_a_file_and_a_delta_is_not(tmp_path: Path) -> None:
     assert is_same(dq.load_file(key), small_state(10))
     with pytest.raises(dq.MissingBaseError, match="through its store"):
         dq.load_file(delta)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "nothing"])
+def test_a_target_that_is_no_file_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "target"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path = Path()
+    before = path.stat().st_ino
+    writers = (dq.save_file, to_pt, to_safetensors)
+    for write in writers:
+        with pytest.raises(dq.UnsafePathError, match="give the path of the file"):
+            write({"weight": torch.ones(4)}, path)
+    assert path.stat().st_ino == before

@@ -301,3 +301,33 @@ def test_leftovers_are_removed_by_the_next_save(tmp_path: Path) -> None:
     assert leftovers(tmp_path)
     store.save(40, small_state(40))
     assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("step", ["20", 20.0, True])
+def test_a_step_that_is_no_whole_number_is_refused_everywhere(tmp_path: Path, step: object) -> None:
+    filled(tmp_path)
+    store = exact_store(tmp_path)
+    for use in (store.load, store.info, store.delete, store.pin, lambda s: store.load_into({}, s)):
+        with pytest.raises(dq.ConfigError, match="whole number"):
+            use(step)  # type: ignore[arg-type]
+    assert store.steps() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_verify_names_what_builds_on_a_damaged_file_too(tmp_path: Path, deep: bool) -> None:
+    filled(tmp_path, (10, 20, 30, 40), max_chain=2)
+    flipped_in_a_stream(checkpoint_files(tmp_path)[0])
+    problems = exact_store(tmp_path).verify(deep)
+    assert [problem.step for problem in problems] == [10, 20, 30]
+    assert all(checkpoint_files(tmp_path)[0].name in str(problem) for problem in problems[:2])
+
+
+@pytest.mark.parametrize("exact", [None, 3, ("a", 3)])
+def test_patterns_that_are_no_texts_are_refused(tmp_path: Path, exact: object) -> None:
+    with pytest.raises(dq.ConfigError, match="name patterns"):
+        CheckpointStore(tmp_path, exact=exact)  # type: ignore[arg-type]
+
+
+def test_gradients_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(dq.ConfigError, match="gradients must be a mapping"):
+        CheckpointStore(tmp_path).save(1, small_state(1), gradients=3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A process killed at any operation loses nothing (RELIABILITY F1)."""
+"""A process killed at any operation loses nothing."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_no_descriptors_are_left_open(tmp_path: Path) -> None:
 
 
 def test_the_order_in_which_a_save_becomes_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Content before name, name before anything that it replaces is removed (RELIABILITY section 3)."""
+    """Content before name, name before anything that it replaces is removed."""
     path = tmp_path / "new" / "store"
     events: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Random damage is never silently wrong (RELIABILITY N4): 600 mutations of a store's files."""
+"""Random damage is never silently wrong: 600 mutations of a store's files."""
 
 from __future__ import annotations
 

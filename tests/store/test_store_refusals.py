@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
@@ -122,3 +123,15 @@ def test_a_budget_that_cannot_be_kept_is_said_before_anything_is_written(tmp_pat
     with pytest.raises(dq.BudgetError, match="keep_within"):
         store.save(1, small_state(1))
     assert store.steps() == []
+
+
+@pytest.mark.parametrize("name", ["out.pt", "out.safetensors"])
+def test_an_export_onto_a_full_disk_says_so_and_leaves_nothing(
+    small_disk: Path, tmp_path: Path, name: str
+) -> None:
+    store = exact_store(tmp_path / "store")
+    store.save(1, {"weight": torch.ones(400, 400)})
+    with pytest.raises(dq.StorageError, match="free some space") as caught:
+        store.export(1, small_disk / name)
+    assert caught.value.errno == errno.ENOSPC
+    assert list(small_disk.iterdir()) == []

@@ -105,3 +105,12 @@ def test_same_bits(dtype):
 def test_same_bits_tells_signed_zeros_and_accepts_nan():
     assert not same_bits(torch.tensor(0.0), torch.tensor(-0.0))
     assert same_bits(torch.tensor(float("nan")), torch.tensor(float("nan")))
+
+
+def test_a_buffer_put_into_a_module_without_any_is_dropped():
+    model = nn.Sequential(nn.Linear(2, 2))
+    before = list(model.state_dict())
+    with untouched([model]):
+        model[0].register_buffer("new", torch.zeros(2))
+        model.register_buffer("new", torch.zeros(2))
+    assert list(model.state_dict()) == before

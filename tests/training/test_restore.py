@@ -311,3 +311,23 @@ def test_an_object_that_refuses_its_state_ends_in_one_error_that_says_so():
         StateMismatchError, match=r"extra\['data'\] refused its stored state .*restored in part"
     ):
         put_back(run, stored(capture(run, 1)))
+
+
+@pytest.mark.parametrize("other", ["momentum", "rmsprop", "adagrad"])
+def test_another_kind_of_optimizer_is_refused_and_nothing_is_touched(other):
+    run = Subject(model := Net(), OPTIMIZERS["adamw"](model.parameters()))
+    one_step(run.model, run.optimizer, net_loss)
+    tree = stored(capture(run, 1))
+    wrong = Subject(model := Net(), OPTIMIZERS[other](model.parameters()))
+    before = bits(capture(wrong, 0))
+    with pytest.raises(StateMismatchError, match="another kind of optimizer"):
+        put_back(wrong, tree)
+    assert bits(capture(wrong, 0)) == before
+
+
+def test_one_optimizer_where_there_were_two_is_refused():
+    models = {"a": Net(), "b": Net()}
+    two = {name: OPTIMIZERS["adamw"](model.parameters()) for name, model in models.items()}
+    tree = stored(capture(Subject(models, two), 1))
+    with pytest.raises(StateMismatchError, match="as many optimizers"):
+        put_back(Subject(models, two["a"]), tree)

@@ -47,3 +47,11 @@ def test_other_threads_are_told_to_use_the_main_one():
     thread.start()
     thread.join()
     assert "main thread" in errors[0]
+
+
+def test_one_signal_may_be_given_as_it_is():
+    before = signal.getsignal(signal.SIGUSR1)
+    flag = SignalFlag("SIGUSR1")
+    assert signal.getsignal(signal.SIGUSR1) != before
+    flag.close()
+    assert signal.getsignal(signal.SIGUSR1) == before

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from dynaquant_core.jit import kernel
 
 __all__ = ["read_pass"]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def read_pass(words: NDArray[np.uint32]) -> int:
     """Sum of all words modulo 2^64: nothing but the read."""
     total = np.uint64(0)

@@ -1,4 +1,4 @@
-"""Exact weighted K-means in one dimension, for every number of clusters at once (ours; FINDINGS sec. 1).
+"""Exact weighted K-means in one dimension, for every number of clusters at once (ours).
 
 Points in order, clusters are runs of neighbours, so the best clustering is a dynamic programme over where the
 last cluster starts.  Solving k clusters needs k - 1 first, so all smaller numbers come for free:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from dynaquant_core.jit import kernel
 
 __all__ = ["best_splits"]
 
 Array = NDArray[Any]
-kernel = numba.njit(nogil=True, cache=True, fastmath=False, boundscheck=False)
 
 
 @kernel

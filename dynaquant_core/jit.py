@@ -1,0 +1,51 @@
+"""How kernels are compiled: without the interpreter lock, serial, and kept on disk where that is possible.
+
+A machine without any folder that Numba may write to (a read-only image, no home) still works: kernels are
+then compiled anew in each process, which is said once.  ``NUMBA_CACHE_DIR`` names a folder for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numba
+
+__all__ = ["kernel"]
+
+logger = logging.getLogger(__name__)
+
+OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": False, "boundscheck": False}
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a kernel at its first call; takes pre-allocated arrays and scalars, never allocates or raises.
+
+    Example:
+        >>> import numpy as np
+        >>> @kernel
+        ... def fill(out, value):
+        ...     for index in range(out.size):
+        ...         out[index] = value
+        >>> numbers = np.zeros(2)
+        >>> fill(numbers, 3.0)
+        >>> numbers.tolist()
+        [3.0, 3.0]
+    """
+    try:
+        compiled: Callable[..., Any] = numba.njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:  # no locator: nowhere to keep compiled code
+        _tell()
+        compiled = numba.njit(**OPTIONS)(function)
+    return compiled
+
+
+@lru_cache(maxsize=1)
+def _tell() -> None:
+    """Says it once a process."""
+    logger.warning(
+        "Numba finds no folder it may keep compiled kernels in, so every process compiles them anew "
+        "(about 15 s); set NUMBA_CACHE_DIR to a writable folder."
+    )
