@@ -69,6 +69,12 @@ def open_source(path: Path) -> Source:
     raise EmptyStoreError(f"{str(path)!r} does not exist; give a store, one checkpoint of it, or a .dq file.")
 
 
+def nearby_store(folder: Path) -> str:
+    """What to give instead of a folder that is no store, such as an experiment's output."""
+    inside = sorted({file.parent for pattern in ("*/*.dq", "*/*/*.dq") for file in folder.glob(pattern)})
+    return f"give {str(inside[0])!r}, which holds some" if inside else "give the folder of a store"
+
+
 class StoreSource:
     """A store, read without its lock.
 
@@ -86,9 +92,7 @@ class StoreSource:
         if not self._scan.entries and not self._scan.damaged:
             where = repr(str(folder))
             if self._scan.foreign:
-                raise NotAStoreError(
-                    f"{where} holds other files and no checkpoint; give the folder of a store."
-                )
+                raise NotAStoreError(f"{where} holds other files and no checkpoint; {nearby_store(folder)}.")
             raise EmptyStoreError(f"{where} is empty; nothing was saved there yet, or the path is wrong.")
 
     def infos(self) -> list[CheckpointInfo]:

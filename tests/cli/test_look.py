@@ -173,3 +173,13 @@ def test_a_nan_that_stays_has_not_moved() -> None:
     frozen = torch.tensor([float("nan"), 1.0])
     assert movement("w", frozen, frozen.clone()) == Movement("w", "same", 0.0, 0.0, 1.0)
     assert movement("w", frozen, torch.tensor([float("nan"), 2.0])).unchanged == 0.5
+
+
+def test_an_experiments_folder_is_answered_with_its_store(shell: Shell, tmp_path: Path) -> None:
+    output = tmp_path / "runs" / "trial"
+    with CheckpointStore(output / "run-0" / "store") as store:
+        store.save(1, {"w": torch.ones(4)})
+    (output / "results.json").write_text("{}")
+    outcome = shell("log", output)
+    assert outcome.status == 1
+    assert "run-0/store" in outcome.err.replace("\n", "")
