@@ -11,12 +11,13 @@ Example:
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from itertools import pairwise
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 from dynaquant_core.errors import ConfigError
 
@@ -50,6 +51,15 @@ class _Pool:
 
     def nested(self) -> bool:
         return getattr(self.inside, "worker", False)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Marks the calling thread as one of the crew: calls inside it run serially."""
+        self.inside.worker = True
+        try:
+            yield
+        finally:
+            self.inside.worker = False
 
 
 _pool = _Pool()
@@ -105,17 +115,44 @@ def map_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         [1, 2, 3]
     """
     work = list(items)
-    size = thread_count()
-    if len(work) < 2 or size == 1 or _pool.nested():
+    size = min(thread_count(), len(work))
+    if size < 2 or _pool.nested():
         return [function(item) for item in work]
-    executor = _pool.get(size)
-    futures = [executor.submit(function, item) for item in work]
-    wait(futures, return_when=FIRST_EXCEPTION)
-    for future in futures:
-        future.cancel()
-    wait(futures)
-    failed = [future for future in futures if not future.cancelled() and future.exception() is not None]
-    return [future.result() for future in failed or futures]
+    return _Crew(function, work).run(_pool.get(thread_count() - 1), size - 1)
+
+
+class _Crew(Generic[T, R]):
+    """One parallel call: the caller and its helpers take items in turn until none is left.
+
+    The caller works too, so a call pays for one hand-over a helper and not for one an item.
+    """
+
+    def __init__(self, function: Callable[[T], R], work: list[T]) -> None:
+        self.function, self.work = function, work
+        self.results: dict[int, R] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.turn = itertools.count()
+
+    def run(self, executor: ThreadPoolExecutor, helpers: int) -> list[R]:
+        futures = [executor.submit(self.take) for _ in range(helpers)]
+        with _pool.working():
+            self.take()
+        for future in futures:
+            if not future.cancel():  # one that has not begun has nothing left to do
+                future.result()
+        if self.errors:
+            raise self.errors[min(self.errors)]
+        return [self.results[index] for index in range(len(self.work))]
+
+    def take(self) -> None:
+        while not self.errors:
+            index = next(self.turn)
+            if index >= len(self.work):
+                return
+            try:
+                self.results[index] = self.function(self.work[index])
+            except BaseException as error:  # noqa: BLE001 - raised again by `run`
+                self.errors[index] = error
 
 
 def slices(n: int, minimum: int) -> list[slice]:
@@ -138,4 +175,4 @@ def slices(n: int, minimum: int) -> list[slice]:
         return []
     parts = max(1, min(thread_count(), n // max(1, minimum)))
     edges = [n * part // parts for part in range(parts + 1)]
-    return [slice(low, high) for low, high in pairwise(edges)]
+    return [slice(low, high) for low, high in itertools.pairwise(edges)]
