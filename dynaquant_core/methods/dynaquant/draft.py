@@ -127,8 +127,8 @@ class CodesDraft:
     def detach(self) -> None:
         """Assigns every code that is still missing and lets go of the live tensors."""
         if self._survey is not None:
-            for name in self.books:
-                self._code(name)
+            names = list(self.books)
+            self._coded = dict(zip(names, map_threads(self._code, names), strict=True))
             self._survey = None
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
