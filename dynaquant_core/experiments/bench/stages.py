@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.coding import codec_by_name
+from dynaquant_core.config import DynaQuantOptions
 from dynaquant_core.experiments.bench.kernels import read_pass
 from dynaquant_core.experiments.bench.timing import Measurement, best_of, median_seconds
 from dynaquant_core.quantize.buckets import BitBuckets
@@ -27,6 +28,8 @@ __all__ = ["coding_stages", "tensor_stages"]
 
 #: Rivals slower than this many elements allow are given the first ones only, and scaled.
 RIVAL_LIMIT = 4_000_000
+
+SIGMA = DynaQuantOptions().sigma
 
 
 def weights_like(count: int, seed: int = 0) -> Tensor:
@@ -98,7 +101,7 @@ def sketch_rivals(values: Tensor) -> dict[str, float]:
 
 def fit(values: NDArray[np.float64], counts: NDArray[np.int64], bins: int) -> NDArray[np.float32]:
     """Centres by exact K-means on a sketch."""
-    weights = bucket_weights(values, counts, 0.5)
+    weights = bucket_weights(values, counts, SIGMA)
     return np.asarray(exact.solve(values, weights, bins).centres(bins), dtype=np.float32)
 
 
@@ -107,7 +110,7 @@ def kmeans_stages(values: Tensor, signed: BitBuckets, threads: int) -> Iterator[
     sketch = Sketch(signed, histogram(values, signed))
     used = np.flatnonzero(sketch.counts)
     centres, counts = signed.values[used], sketch.counts[used]
-    weights = bucket_weights(centres, counts, 0.5)
+    weights = bucket_weights(centres, counts, SIGMA)
     seconds = median_seconds(lambda: exact.solve(centres, weights, 32), runs=7)
     rival, name = None, ""
     try:
