@@ -15,6 +15,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,12 @@ from dynaquant_core.coding import cost
 from dynaquant_core.coding.codec import Array
 from dynaquant_core.coding.counts import is_symbols, joint_counts
 from dynaquant_core.coding.plain import equal_bits
+from dynaquant_core.coding.rans import Rans, RansContext
 from dynaquant_core.coding.registry import codec_by_name
 
 __all__ = ["SYMBOL_CODECS", "VALUE_CODECS", "encode_smallest"]
+
+Counts = NDArray[np.int64]
 
 #: What is considered unless the caller names candidates.
 SYMBOL_CODECS = ("raw", "constant", "same", "huffman", "rans", "rans_context", "zstd", "planes_xor")
@@ -33,13 +37,19 @@ VALUE_CODECS = ("raw", "constant", "same", "zstd", "planes", "planes_xor")
 
 _SAMPLED = frozenset({"zstd", "planes", "planes_xor"})
 #: Estimates from joint counts.
-_COUNTED: dict[str, Callable[[NDArray[np.int64]], int]] = {
+_COUNTED: dict[str, Callable[[Counts], int]] = {
     "huffman": lambda joint: cost.huffman_bytes(joint.sum(axis=0)),
     "rle_huffman": cost.rle_huffman_bytes,
     "rans": lambda joint: cost.order0_bytes(joint.sum(axis=0)),
     "rans_context": cost.context_bytes,
     "paper": cost.paper_bytes,
 }
+#: The same for long streams, of which tables are a hundredth: the entropy, which is far cheaper to find.
+_BOUNDED: dict[str, Callable[[Counts], float]] = {
+    "rans": lambda joint: cost.entropy_bits(joint.sum(axis=0)) / 8,
+    "rans_context": lambda joint: cost.entropy_bits(joint) / 8,
+}
+_LONG = 1 << 18
 #: A sample is this many pieces of this many values, spread over the array.
 _PIECES, _PIECE = 4, 1 << 13
 #: The runner-up is encoded as well if its estimate is this close.
@@ -71,13 +81,59 @@ def encode_smallest(
     names = [name for name in names if name not in {"same", "constant"} and _fits(name, values, context)]
     if not names:
         raise ValueError(f"No candidate codec fits {values.dtype}[{values.size}].")
-    estimates = sorted(_estimates(names, values, context).items(), key=lambda found: found[1])
+    race = _Race(values, context)
+    estimates = sorted(((name, race.estimate(name)) for name in names), key=lambda found: found[1])
     close = [name for name, size in estimates[:2] if size <= estimates[0][1] * _CLOSE + 8]
-    payloads = [(codec_by_name(name).encode(values, context), name) for name in close]
-    payload, name = min(payloads, key=lambda found: len(found[0]))
+    payload, name = min(((race.encode(name), name) for name in close), key=lambda found: len(found[0]))
     if "raw" in names and len(payload) > values.nbytes:
         payload, name = codec_by_name("raw").encode(values), "raw"
     return codec_by_name(name).id, payload
+
+
+class _Race:
+    """What candidates would make of one array; whatever is found out on the way is found out once."""
+
+    def __init__(self, values: Array, context: Array | None) -> None:
+        self.values, self.context = values, context
+        self._payloads: dict[str, bytes] = {}
+
+    @cached_property
+    def _joint(self) -> Counts:
+        return joint_counts(self.values, self.context if _conditions(self.context) else None)
+
+    def estimate(self, name: str) -> float:
+        """Bytes to expect of a candidate; a short array is coded to see."""
+        if name == "raw":
+            return self.values.nbytes
+        if self.values.size <= _PIECES * _PIECE:
+            return len(self.encode(name))
+        if name in _SAMPLED:
+            return self._sampled(name)
+        known = _BOUNDED if self.values.size >= _LONG and name in _BOUNDED else _COUNTED
+        return known[name](self._joint)
+
+    def encode(self, name: str) -> bytes:
+        """The candidate's payload."""
+        if name not in self._payloads:
+            codec = codec_by_name(name)
+            if name == "rans":
+                payload = Rans().encode_counted(self.values, self._joint.sum(axis=0))
+            elif name == "rans_context":
+                assert self.context is not None
+                payload = RansContext().encode_counted(self.values, self.context, self._joint)
+            else:
+                payload = codec.encode(self.values, self.context)
+            self._payloads[name] = payload
+        return self._payloads[name]
+
+    def _sampled(self, name: str) -> float:
+        """Scales up what a few pieces, coded together, take."""
+        values, context = self.values, self.context
+        begins = np.linspace(0, values.size - _PIECE, _PIECES).astype(np.int64)
+        pieces = [slice(begin, begin + _PIECE) for begin in begins.tolist()]
+        sample = np.concatenate([values[piece] for piece in pieces])
+        base = None if context is None else np.concatenate([context[piece] for piece in pieces])
+        return len(codec_by_name(name).encode(sample, base)) * (values.size / sample.size)
 
 
 def _varies(values: Array) -> bool:
@@ -95,26 +151,5 @@ def _fits(name: str, values: Array, context: Array | None) -> bool:
     return is_symbols(values)
 
 
-def _estimates(names: Sequence[str], values: Array, context: Array | None) -> dict[str, float]:
-    """Bytes to expect by candidate; the symbols are counted once."""
-    found: dict[str, float] = {"raw": values.nbytes} if "raw" in names else {}
-    found |= {name: _sampled(name, values, context) for name in names if name in _SAMPLED}
-    if len(found) < len(names):
-        joint = joint_counts(values, context if _conditions(context) else None)
-        found |= {name: _COUNTED[name](joint) for name in names if name in _COUNTED}
-    return found
-
-
 def _conditions(context: Array | None) -> bool:
     return context is not None and is_symbols(context)
-
-
-def _sampled(name: str, values: Array, context: Array | None) -> float:
-    """Scales up what a few pieces, coded together, take."""
-    if values.size <= _PIECES * _PIECE:
-        return len(codec_by_name(name).encode(values, context))
-    begins = np.linspace(0, values.size - _PIECE, _PIECES).astype(np.int64)
-    pieces = [slice(begin, begin + _PIECE) for begin in begins.tolist()]
-    sample = np.concatenate([values[piece] for piece in pieces])
-    base = None if context is None else np.concatenate([context[piece] for piece in pieces])
-    return len(codec_by_name(name).encode(sample, base)) * (values.size / sample.size)

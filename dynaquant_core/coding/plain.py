@@ -23,7 +23,9 @@ def equal_bits(values: Array, context: Array | None) -> bool:
     """Whether both hold the same bits (so that NaN equals itself and -0.0 differs from 0.0)."""
     if context is None or context.dtype != values.dtype or context.size != values.size:
         return False
-    return bool(np.array_equal(as_bytes(values), as_bytes(context)))
+    mine, theirs = as_bytes(values), as_bytes(context)
+    first = slice(0, 1 << 12)  # what differs, mostly differs early
+    return np.array_equal(mine[first], theirs[first]) and np.array_equal(mine, theirs)
 
 
 class Raw:

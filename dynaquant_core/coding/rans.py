@@ -33,7 +33,8 @@ from dynaquant_core.coding.counts import (
     joint_counts,
     symbol_counts,
 )
-from dynaquant_core.coding.rans_kernels import CELL_BITS, decode, encode, fill_cells, fill_widths
+from dynaquant_core.coding.rans_decode_kernels import CELL_BITS, decode_often, decode_seldom, fill_table
+from dynaquant_core.coding.rans_kernels import encode, fill_widths
 from dynaquant_core.coding.rans_model import Model, fit, read, slot_bits
 from dynaquant_core.coding.tables_kernels import push_slots
 from dynaquant_core.coding.wire import as_view, expect_context, expect_size
@@ -45,6 +46,8 @@ Counts = NDArray[np.int64]
 
 #: A longer context is counted at every eighth symbol only.
 _SAMPLED_FROM, _STEP = 1 << 18, 8
+#: Symbols a word from which on words are seldom wanted: 1.5 bits a symbol.
+_SELDOM = 10
 #: Every state begins here when encoding, so it must end here when decoding.
 _START = 1 << 16
 
@@ -76,8 +79,7 @@ def _bulk(n: int, model: Model) -> int:
     return n - n % 4 if model.lanes == 4 else 0
 
 
-def _encode(values: Array, context: Array | None) -> bytes:
-    joint = joint_counts(values, context)
+def _encode(values: Array, context: Array | None, joint: Counts) -> bytes:
     if values.size == 0:
         return b""
     model = fit(joint, None if context is None else _sample(context))
@@ -142,11 +144,12 @@ def _decode(payload: Buffer, out: Array, contexts: Array, count: Callable[[bool]
         lanes[number] = _take_state(words, position)
         position += 2
     rows = model.starts.shape[0]
-    cells = np.empty(rows << (15 - CELL_BITS), np.uint64)
-    intervals = np.empty(rows * model.levels, np.uint64)
-    fill_cells(model.starts.ravel(), rows, model.levels, intervals, cells)
+    cells = rows << (15 - CELL_BITS)
+    table = np.empty(cells + rows * model.levels, np.uint64)
+    fill_table(model.starts.ravel(), rows, model.levels, table)
+    decode = decode_seldom if _SELDOM * (limit - position) < out.size else decode_often
     bulk = _bulk(out.size, model)
-    end = decode(out, contexts, model.levels, intervals, cells, bulk, lanes, words, position, limit)
+    end = decode(out, contexts, model.levels, table, cells + 1, bulk, lanes, words, position, limit)
     if end != limit or (lanes != _START).any():
         raise CorruptFileError(
             f"A rANS stream of {out.size} symbols does not end where its {limit} words do; "
@@ -162,7 +165,12 @@ class Rans:
 
     def encode(self, values: Array, context: Array | None = None) -> bytes:
         """See `Codec.encode`; symbols only."""
-        return _encode(check_symbols(values, "Symbols"), None)
+        values = check_symbols(values, "Symbols")
+        return self.encode_counted(values, symbol_counts(values))
+
+    def encode_counted(self, values: Array, counts: Counts) -> bytes:
+        """As `encode`, for checked symbols whose counts, int64[levels], are known."""
+        return _encode(values, None, counts[None])
 
     def decode(self, payload: Buffer, out: Array, context: Array | None = None) -> None:
         """See `Codec.decode`."""
@@ -181,8 +189,12 @@ class RansContext:
 
     def encode(self, values: Array, context: Array | None = None) -> bytes:
         """See `Codec.encode`; symbols, and symbols as context."""
-        context = check_context(context, values.size, self.name)
-        return _encode(check_symbols(values, "Symbols"), context)
+        context, values = check_context(context, values.size, self.name), check_symbols(values, "Symbols")
+        return self.encode_counted(values, context, joint_counts(values, context))
+
+    def encode_counted(self, values: Array, context: Array, joint: Counts) -> bytes:
+        """As `encode`, for checked symbols whose joint counts, int64[contexts, levels], are known."""
+        return _encode(values, context, joint)
 
     def decode(self, payload: Buffer, out: Array, context: Array | None = None) -> None:
         """See `Codec.decode`."""

@@ -1,4 +1,4 @@
-"""Kernels that code symbols with rANS, each under the table of its context symbol.
+"""Kernels that encode symbols with rANS, each under the table of its context symbol.
 
 States live in [2**16, 2**32), probabilities are multiples of 2**-15, and a state gives or takes one 16-bit
 word at a time.  Four states take turns so that their latencies overlap; symbols after the last group of
@@ -18,25 +18,16 @@ import numpy as np
 from dynaquant_core.coding.codec import Array
 from dynaquant_core.jit import kernel
 
-__all__ = ["CELL_BITS", "decode", "encode", "fill_cells", "fill_widths"]
+__all__ = ["encode", "fill_widths"]
 
-
-#: A decoder's search starts at the symbol that owns the first of 2**CELL_BITS slots: 256 cells a row.
-CELL_BITS = 7
-
-_LOW = np.uint64(1 << 16)
 _HALF = np.uint64(0xFFFF)
 _MASK = np.uint64((1 << 15) - 1)
-_15 = np.uint64(15)
 _16 = np.uint64(16)
 _17 = np.uint64(17)
 _31 = np.uint64(31)
-_32 = np.uint64(32)
 _46 = np.uint64(46)
 _SCALE = np.uint64(1 << 15)
 _ONE = np.uint64(1 << 46)
-_CELL = np.uint64(CELL_BITS)
-_ROW = np.uint64(15 - CELL_BITS)
 _0 = np.uint64(0)
 _1 = np.uint64(1)
 _2 = np.uint64(2)
@@ -62,26 +53,6 @@ def fill_widths(starts: Array, rows: int, levels: int, packed: Array, inverse: A
             up = _1 if rest > _0 and down == _0 else _0
             packed[row * levels + symbol] = (down << _31) | (start << _16) | width
             inverse[row * levels + symbol] = _ONE // max(width, _1) + up
-
-
-@kernel
-def fill_cells(starts: Array, rows: int, levels: int, intervals: Array, cells: Array) -> None:
-    """Decoder's view of starts[rows * (levels + 1)].
-
-    ``intervals`` gets symbol << 32 | start << 16 | width for every symbol of every row, ``cells`` a copy of
-    the interval that holds the first slot of each cell, so that nearly every search ends where it begins.
-    """
-    per_row = 1 << (15 - CELL_BITS)
-    for row in range(rows):
-        for symbol in range(levels):
-            start = np.uint64(starts[row * (levels + 1) + symbol])
-            width = np.uint64(starts[row * (levels + 1) + symbol + 1]) - start
-            intervals[row * levels + symbol] = (np.uint64(symbol) << _32) | (start << _16) | width
-        symbol = 0
-        for cell in range(per_row):
-            while symbol < levels - 1 and starts[row * (levels + 1) + symbol + 1] <= cell << CELL_BITS:
-                symbol += 1
-            cells[row * per_row + cell] = intervals[row * levels + symbol]
 
 
 @kernel
@@ -167,104 +138,3 @@ def encode(
         x0 = _push(x0, entry, inverse[at])
     lanes[0], lanes[1], lanes[2], lanes[3] = x0, x1, x2, x3
     return np.int64(top)
-
-
-@kernel
-def _outside(x: Any, interval: Any) -> Any:
-    """Whether the state's slot lies behind the interval."""
-    return (x & _MASK) - ((interval >> _16) & _HALF) >= interval & _HALF
-
-
-@kernel
-def _pop(x: Any, interval: Any) -> Any:
-    """The state without its last symbol; below 2**16 it wants a word."""
-    return (interval & _HALF) * (x >> _15) + (x & _MASK) - ((interval >> _16) & _HALF)
-
-
-@kernel
-def decode(
-    out: Array,
-    contexts: Array,
-    levels: Any,
-    intervals: Array,
-    cells: Array,
-    bulk: Any,
-    lanes: Array,
-    words: Array,
-    position: int,
-    limit: int,
-) -> np.int64:
-    """Decodes into ``out``; the mirror of `encode`.
-
-    Args:
-        out: uint8 or uint16[n], filled.
-        contexts: as in `encode`.
-        levels: symbols a table; every symbol written is below it.
-        intervals: uint64[rows * levels], from `fill_cells`.
-        cells: uint64[rows * 256], from `fill_cells`.
-        bulk: as in `encode`.
-        lanes: uint64[4], the states; changed.
-        words: uint16[limit + 4]; the last four are padding, so a group may read past a hostile end.
-        position: the first word to read.
-        limit: how many words there are.
-
-    Returns:
-        The position after the last word read; above ``limit`` if the words ran out.
-    """
-    x0, x1, x2, x3 = lanes[0], lanes[1], lanes[2], lanes[3]
-    i = _0
-    bulk = np.uint64(bulk)
-    at = np.uint64(position)
-    end = np.uint64(limit)
-    levels = np.uint64(levels)
-    while i < bulk and at <= end:
-        row = np.uint64(contexts[i])
-        found = cells[(row << _ROW) + ((x0 & _MASK) >> _CELL)]
-        while _outside(x0, found):
-            found = intervals[row * levels + (found >> _32) + _1]
-        out[i] = found >> _32
-        x0 = _pop(x0, found)
-        want = np.uint64(x0 < _LOW)
-        x0 = (x0 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
-        at += want
-        row = np.uint64(contexts[i + _1])
-        found = cells[(row << _ROW) + ((x1 & _MASK) >> _CELL)]
-        while _outside(x1, found):
-            found = intervals[row * levels + (found >> _32) + _1]
-        out[i + _1] = found >> _32
-        x1 = _pop(x1, found)
-        want = np.uint64(x1 < _LOW)
-        x1 = (x1 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
-        at += want
-        row = np.uint64(contexts[i + _2])
-        found = cells[(row << _ROW) + ((x2 & _MASK) >> _CELL)]
-        while _outside(x2, found):
-            found = intervals[row * levels + (found >> _32) + _1]
-        out[i + _2] = found >> _32
-        x2 = _pop(x2, found)
-        want = np.uint64(x2 < _LOW)
-        x2 = (x2 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
-        at += want
-        row = np.uint64(contexts[i + _3])
-        found = cells[(row << _ROW) + ((x3 & _MASK) >> _CELL)]
-        while _outside(x3, found):
-            found = intervals[row * levels + (found >> _32) + _1]
-        out[i + _3] = found >> _32
-        x3 = _pop(x3, found)
-        want = np.uint64(x3 < _LOW)
-        x3 = (x3 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
-        at += want
-        i += _4
-    while i < np.uint64(out.size) and at <= end:
-        row = np.uint64(contexts[i])
-        found = cells[(row << _ROW) + ((x0 & _MASK) >> _CELL)]
-        while _outside(x0, found):
-            found = intervals[row * levels + (found >> _32) + _1]
-        out[i] = found >> _32
-        x0 = _pop(x0, found)
-        want = np.uint64(x0 < _LOW)
-        x0 = (x0 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
-        at += want
-        i += _1
-    lanes[0], lanes[1], lanes[2], lanes[3] = x0, x1, x2, x3
-    return np.int64(at)

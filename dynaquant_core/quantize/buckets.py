@@ -108,7 +108,7 @@ class Buckets(ABC):
             [-1.008, 0.0, 0.299]
         """
         bits = np.asarray(numbers, dtype=np.float32, order="C").view(np.uint32)
-        return self.cells.bucket[self.cells.of(bits)].astype(np.int64)
+        return self.cells.bucket[self.cells.of(bits)]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dynaquant_core.quantize import kernels
+
 __all__ = ["INFINITY", "LARGEST", "NO_SPLIT", "SIGN_MASK", "Cells", "build_cells"]
 
 #: The largest finite float32, and the bit patterns of infinity and of everything but the sign.
@@ -29,12 +31,12 @@ class Cells:
 
     Args:
         shift: right shift that turns 32 bits into the number of a cell, the sign bit leading.
-        bucket: int32[c], bucket of each cell; int32[2 c], of each half, where cells are split.
+        bucket: int64[c], bucket of each cell; int64[2 c], of each half, where cells are split.
         split: uint32[c], bits of the largest magnitude in a cell's lower half; empty where none is split.
     """
 
     shift: int
-    bucket: NDArray[np.int32]
+    bucket: NDArray[np.int64]
     split: NDArray[np.uint32]
 
     @property
@@ -50,8 +52,10 @@ class Cells:
         return cell
 
     def fold(self, counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        """Sums counts by cell into counts by bucket: int64[cells] to int64[size]; exact below 2^53."""
-        return np.bincount(self.bucket, weights=counts, minlength=size).astype(np.int64)
+        """Sums counts by cell into counts by bucket: int64[cells] to int64[size]."""
+        folded = np.zeros(size, dtype=np.int64)
+        kernels.fold(counts, self.bucket, folded)
+        return folded
 
     def fold_energy(self, energy: NDArray[np.float64], size: int) -> NDArray[np.float64]:
         """Sums float64[cells] into float64[size]."""
@@ -82,6 +86,6 @@ def build_cells(limits: NDArray[np.float32], shift: int, *, signed: bool) -> Cel
     magnitude = np.stack((low, high), axis=1).reshape(-1) if is_split else low
     zero = limits.size - 1 if signed else 0
     below = zero - magnitude if signed else magnitude
-    bucket = np.concatenate((zero + magnitude, below)).astype(np.int32)
+    bucket = np.concatenate((zero + magnitude, below)).astype(np.int64)
     splits = np.concatenate((split, split)) if is_split else split[:0]
     return Cells(shift, bucket, splits)

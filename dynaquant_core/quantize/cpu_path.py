@@ -19,13 +19,13 @@ from dynaquant_core.quantize.flat import as_bits, as_float32, host_view, to_bflo
 from dynaquant_core.quantize.rules import Rules
 from dynaquant_core.threads import map_threads, slices
 
-__all__ = ["assign", "count", "count_codes", "joint", "place", "score"]
+__all__ = ["assign", "count", "joint", "place", "score"]
 
 #: Elements that make a thread worth its hand-over, and elements of one block (1 MiB of float32).
 SLICE = 1 << 16
 BLOCK = 1 << 18
 
-#: Below so many elements, clearing four counters a cell costs more than counting.
+#: Below so many elements, clearing two counters a cell costs more than counting.
 FEW = 1 << 14
 
 Bits = NDArray[np.uint32]
@@ -67,18 +67,18 @@ def keys_of(bits: Bits, cells: Cells) -> tuple[Bits, np.uint32]:
 
 
 def add_counts(bits: Bits, cells: Cells, counts: NDArray[np.uint32]) -> None:
-    """Adds a histogram of bit patterns to ``counts`` uint32[cells, 4].
+    """Adds a histogram of bit patterns to ``counts`` uint32[cells, 2].
 
-    Only a run of whole, aligned pairs of words goes through the kernel; the few numbers around it do not.
+    Only a run of whole, aligned words goes through the kernel; the numbers around it do not.
     """
     keys, shift = keys_of(bits, cells)
     head = min(keys.size, (keys.ctypes.data // 4) % 2)
-    tail = head + (keys.size - head) // 4 * 4
+    tail = head + (keys.size - head) // 2 * 2
     if cells.split.size:
-        keys, shift = keys << np.uint32(2), np.uint32(2)
-    mask = np.uint64(4 * (cells.size - 1))
+        keys, shift = keys << np.uint32(1), np.uint32(1)
+    mask = np.uint64(2 * (cells.size - 1))
     kernels.count_words(
-        keys[head:tail].view(np.uint64), np.uint64(shift) - np.uint64(2), mask, counts.reshape(-1)
+        keys[head:tail].view(np.uint64), np.uint64(shift) - np.uint64(1), mask, counts.reshape(-1)
     )
     loose = np.concatenate((keys[:head], keys[tail:])) >> shift
     np.add.at(counts[:, 0], loose, np.uint32(1))
@@ -90,10 +90,12 @@ def count(flat: Tensor, cells: Cells) -> NDArray[np.int64]:
     whole = needs_no_copy(array, cells)
 
     def work(part: slice) -> NDArray[np.int64]:
-        counts = np.zeros((cells.size, 4), dtype=np.uint32)
+        lanes = np.zeros((cells.size, 2), dtype=np.uint32)
         for block in blocks(part, whole=whole):
-            add_counts(as_bits(array[block]), cells, counts)
-        return add([counts[:, lane].astype(np.int64) for lane in range(4)])
+            add_counts(as_bits(array[block]), cells, lanes)
+        counts = np.zeros(cells.size, dtype=np.int64)
+        kernels.fold_lanes(lanes.reshape(-1), counts)
+        return counts
 
     if array.size < FEW:
         return np.bincount(cells.of(as_bits(array)), minlength=cells.size).astype(np.int64, copy=False)
@@ -142,23 +144,18 @@ def joint(
 
 
 def assign(
-    flat: Tensor, gradient: Tensor | None, cells: Cells, rules: Rules
-) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
-    """(uint8[n], uint16[m]): the code of each weight, and the protected weights in order as bfloat16."""
+    flat: Tensor, gradient: Tensor | None, cells: Cells, rules: Rules, codes: NDArray[np.uint8]
+) -> NDArray[np.uint16]:
+    """Writes the code of each weight to ``codes`` uint8[n]; returns the protected ones in order, bfloat16."""
     array = host_view(flat)
     slope = None if gradient is None else host_view(gradient)
     levels = rules.table.astype(np.uint8)
     thresholds = np.float32(rules.prune), np.float32(rules.protect)
-    codes = np.empty(array.size, dtype=np.uint8)
-    whole = slope is None and needs_no_copy(array, cells)
 
     def work(part: slice) -> list[NDArray[np.uint16]]:
-        size = (
-            part.stop - part.start
-        )  # pages of a whole part's buffer that nothing is written to cost nothing
-        kept = np.empty(size if whole else min(size, BLOCK), dtype=np.uint32)
+        kept = np.empty(min(part.stop - part.start, BLOCK), dtype=np.uint32)
         pieces = [np.zeros(0, dtype=np.uint16)]
-        for block in blocks(part, whole=whole):
+        for block in blocks(part):
             bits, out = as_bits(array[block]), codes[block]
             keys, shift = keys_of(bits, cells)
             if slope is None:
@@ -170,15 +167,7 @@ def assign(
         return pieces
 
     done = map_threads(work, shares(array.size))
-    return codes, np.concatenate([piece for pieces in done for piece in pieces])
-
-
-def count_codes(codes: NDArray[np.uint8], parts: list[slice]) -> NDArray[np.int64]:
-    """int64[parts, 256]: how often each code occurs in each part."""
-    counts = np.zeros((len(parts), 4 * 256), dtype=np.int64)
-    map_threads(lambda item: kernels.count_codes(codes[item[1]], counts[item[0]]), enumerate(parts))
-    total: NDArray[np.int64] = counts.reshape(len(parts), 4, 256).sum(axis=1)
-    return total
+    return np.concatenate([piece for pieces in done for piece in pieces])
 
 
 def place(

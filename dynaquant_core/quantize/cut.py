@@ -46,11 +46,22 @@ class Cut:
     def pruned(self, buckets: Buckets) -> NDArray[np.bool_]:
         """bool[size]: buckets pruned by their magnitude (protection not yet considered)."""
         limit = self.prune if self.prune_metric == "magnitude" else -1.0
-        return (buckets.limits <= limit)[buckets.magnitude_of]
+        pruned = np.zeros(buckets.size, dtype=np.bool_)
+        pruned[within(buckets, limit)] = True
+        return pruned
 
     def protected(self, buckets: Buckets) -> NDArray[np.bool_]:
         """bool[size]: buckets protected by their magnitude."""
-        return (buckets.limits > self.protect_magnitude)[buckets.magnitude_of]
+        protected = np.ones(buckets.size, dtype=np.bool_)
+        protected[within(buckets, self.protect_magnitude)] = False
+        return protected
+
+
+def within(buckets: Buckets, limit: float) -> slice:
+    """The buckets whose members' magnitudes are all at most ``limit``: a run around the zero bucket."""
+    count = int(np.searchsorted(buckets.limits, np.float32(limit), side="right"))
+    zero = buckets.magnitudes - 1 if buckets.signed else 0
+    return slice(zero - count + 1 if buckets.signed else 0, zero + count) if count else slice(0, 0)
 
 
 #: Nothing is pruned, nothing protected.

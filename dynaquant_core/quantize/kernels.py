@@ -18,10 +18,11 @@ from dynaquant_core.jit import kernel
 __all__ = [
     "assign_levels",
     "assign_scored",
-    "count_codes",
     "count_joint",
     "count_scored",
     "count_words",
+    "fold",
+    "fold_lanes",
     "place",
     "score_cells",
     "split_keys",
@@ -29,24 +30,39 @@ __all__ = [
 
 Array = NDArray[Any]
 
-ONE, TWO, THREE, EIGHT, WORD = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(8), np.uint64(32)
+ONE, WORD = np.uint64(1), np.uint64(32)
 COUNT = np.uint32(1)
 
 
 @kernel
 def count_words(words: Array, shift: Any, mask: Any, counts: Array) -> None:
-    """Adds a histogram of keys to ``counts`` uint32[4 * cells], four counters a cell side by side.
+    """Adds a histogram of keys to ``counts`` uint32[2 * cells], two counters a cell side by side.
 
     The counters take turns, because neighbouring weights often share a cell and one counter would wait for
-    its own last increment.  Keys come two to a word, uint64[n] with n even, for half the loads; ``shift`` is
-    two less than the cell's and ``mask`` four times the largest cell, so that a cell comes out times four.
+    its own last increment; more than two would leave the nearest cache.  Keys come two to a word, uint64[n],
+    for half the loads; ``shift`` is one less than the cell's and ``mask`` twice the largest cell, so that a
+    cell comes out times two.
     """
-    for pair in range(np.uint64(words.size) >> ONE):
-        left, right = words[pair << ONE], words[(pair << ONE) + ONE]
-        counts[(left >> shift) & mask] += COUNT
-        counts[((left >> (shift + WORD)) & mask) + ONE] += COUNT
-        counts[((right >> shift) & mask) + TWO] += COUNT
-        counts[((right >> (shift + WORD)) & mask) + THREE] += COUNT
+    for i in range(np.uint64(words.size)):
+        pair = words[i]
+        counts[(pair >> shift) & mask] += COUNT
+        counts[((pair >> (shift + WORD)) & mask) + ONE] += COUNT
+
+
+@kernel
+def fold_lanes(lanes: Array, counts: Array) -> None:
+    """Adds both counters of each cell, uint32[2 * cells], to ``counts`` int64[cells]."""
+    for cell in range(np.uint64(counts.size)):
+        both = np.uint64(lanes[cell << ONE]) + np.uint64(lanes[(cell << ONE) + ONE])
+        counts[cell] += np.int64(both)
+
+
+@kernel
+def fold(counts: Array, target: Array, out: Array) -> None:
+    """Adds ``counts`` int64[cells] to ``out`` at ``target`` int64[cells], every one inside ``out``."""
+    for cell in range(counts.size):
+        if counts[cell] != 0:
+            out[np.uint64(target[cell])] += counts[cell]
 
 
 @kernel
@@ -144,13 +160,6 @@ def assign_scored(
             protected[found] = bits[i]
             found += ONE
     return found
-
-
-@kernel
-def count_codes(codes: Array, counts: Array) -> None:
-    """Adds a histogram of ``codes`` uint8[n] to ``counts`` int64[4 * 256], in four that take turns."""
-    for i in range(codes.size):
-        counts[((np.uint64(i) & THREE) << EIGHT) + np.uint64(codes[i])] += 1
 
 
 @kernel

@@ -7,6 +7,7 @@ float64 (rounded to float32), of any shape, contiguous or not; they are read, ne
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -138,7 +139,13 @@ def tally(
 
 
 def assign(
-    values: Tensor, gradient: Tensor | None, cut: Cut, lookup: NDArray[np.uint8], buckets: Buckets
+    values: Tensor,
+    gradient: Tensor | None,
+    cut: Cut,
+    lookup: NDArray[np.uint8],
+    buckets: Buckets,
+    *,
+    out: NDArray[np.uint8] | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
     """Codes a tensor in one pass: 0 pruned, 1 protected, else the level of the weight's bucket.
 
@@ -148,6 +155,7 @@ def assign(
         cut: thresholds.
         lookup: uint8[size], level of each bucket (`codebook.lookup`).
         buckets: signed buckets.
+        out: uint8[n], where the codes go; None: into memory of their own.
 
     Returns:
         (codes uint8[n], bfloat16 bit patterns uint16[m] of the protected weights in order), in host memory.
@@ -174,8 +182,8 @@ def assign(
             "build it with codebook.lookup for the same buckets."
         )
     rules = Rules.of(cut, buckets, lookup, pruned=0)
-    codes, protected = side(flat).assign(flat, slope, buckets.cells, rules)
-    return codes, protected
+    codes = np.empty(flat.numel(), dtype=np.uint8) if out is None else out
+    return codes, side(flat).assign(flat, slope, buckets.cells, rules, codes)
 
 
 def gather(
@@ -202,8 +210,8 @@ def gather(
         [0.0, 0.5, 1.0]
     """
     parts = [slice(start, start + PIECE) for start in range(0, codes.size, PIECE)]
-    counts = cpu_path.count_codes(codes, parts)
-    refuse_bad_codes(counts.sum(axis=0), table, protected)
+    kept = [int(np.count_nonzero(codes[part] == PROTECTED)) for part in parts]
+    refuse_bad_codes(int(codes.max()) if codes.size else -1, sum(kept), table, protected)
     if out.numel() != codes.size or out.dtype not in FLOATS:
         raise StateMismatchError(
             f"quantize: {codes.size} codes cannot be decoded into a tensor of {out.dtype} and shape "
@@ -214,8 +222,7 @@ def gather(
     padded = np.zeros(256, dtype=np.float32)
     padded[: table.size] = table
     exact = (protected.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    starts = np.cumsum(counts[:, PROTECTED]) - counts[:, PROTECTED]
-    pieces = list(zip(parts, starts.tolist(), strict=True))
+    pieces = list(zip(parts, accumulate(kept, initial=0), strict=False))
     side(flat).place(codes, as_dtype(padded, flat.dtype), as_dtype(exact, flat.dtype), flat, pieces)
     if not target.is_contiguous():
         target.copy_(flat.view(target.shape))
@@ -254,14 +261,13 @@ def checked_base(
     return np.ascontiguousarray(base_codes), base_levels
 
 
-def refuse_bad_codes(counts: NDArray[np.int64], table: NDArray[Any], protected: NDArray[Any]) -> None:
-    """Raises CorruptFileError unless codes (as counts, int64[256]), table and protected weights agree."""
-    highest = int(np.flatnonzero(counts).max(initial=0))
-    if highest >= table.size > 0 or (table.size == 0 and counts.any()):
+def refuse_bad_codes(highest: int, kept: int, table: NDArray[Any], protected: NDArray[Any]) -> None:
+    """Raises CorruptFileError unless codes (the highest, and how many are kept), table and weights agree."""
+    if highest >= table.size:
         raise CorruptFileError(f"quantize: code {highest} has no level, expected codes below {table.size}.")
-    if counts[PROTECTED] != protected.size:
+    if kept != protected.size:
         raise CorruptFileError(
-            f"quantize: {counts[PROTECTED]} codes say protected, found {protected.size} values for them."
+            f"quantize: {kept} codes say protected, found {protected.size} values for them."
         )
     if ((protected & np.uint16(0x7F80)) == 0x7F80).any():
         raise CorruptFileError("quantize: a protected weight is infinite or NaN, expected finite ones only.")

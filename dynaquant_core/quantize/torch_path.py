@@ -101,16 +101,15 @@ def joint(
 
 
 def assign(
-    flat: Tensor, gradient: Tensor | None, cells: Cells, rules: Rules
-) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+    flat: Tensor, gradient: Tensor | None, cells: Cells, rules: Rules, codes: NDArray[np.uint8]
+) -> NDArray[np.uint16]:
     """See `cpu_path.assign`."""
-    codes = np.empty(flat.numel(), dtype=np.uint8)
     protected = []
     for part, rows in rows_of(flat, gradient, cells, rules):
         codes[part] = to_host(rows.to(torch.uint8))
         kept = flat[part][rows == PROTECTED].to(torch.float32).view(torch.int32)
         protected.append(to_bfloat16(to_host(kept).view(np.uint32)))
-    return codes, np.concatenate(protected)
+    return np.concatenate(protected)
 
 
 def place(

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaquant_core.coding import counts, prefix, prefix_kernels, rans_kernels, rans_model, rle, rle_kernels
+from dynaquant_core.coding import rans_decode_kernels as decoding
 from dynaquant_core.coding import tables_kernels as tk
 from tests.reference import coding_twins as twins
 
@@ -129,15 +130,16 @@ def test_rans(seed, shared, dtype):
     assert words[top:].tolist() == expected
     assert twins.rans_decode(states, expected, context, starts, bulk) == values.tolist()
 
-    intervals = np.empty(joint.size, np.uint64)
-    cells = np.empty(joint.shape[0] << (15 - rans_kernels.CELL_BITS), np.uint64)
-    rans_kernels.fill_cells(starts.ravel(), *joint.shape, intervals, cells)
-    out, limit = np.empty_like(values), len(expected)
-    padded = np.array([*expected, 0, 0, 0, 0], np.uint16)
-    end = rans_kernels.decode(out, context, joint.shape[1], intervals, cells, bulk, lanes, padded, 0, limit)
-    assert end == limit
-    assert np.array_equal(out, values)
-    assert lanes.tolist() == [1 << 16] * 4
+    cells = joint.shape[0] << (15 - decoding.CELL_BITS)
+    table = np.empty(cells + joint.size, np.uint64)
+    decoding.fill_table(starts.ravel(), *joint.shape, table)
+    padded, limit = np.array([*expected, 0, 0, 0, 0], np.uint16), len(expected)
+    for decode in (decoding.decode_often, decoding.decode_seldom):
+        out, ends = np.empty_like(values), lanes.copy()
+        end = decode(out, context, joint.shape[1], table, cells + 1, bulk, ends, padded, 0, limit)
+        assert end == limit
+        assert np.array_equal(out, values)
+        assert ends.tolist() == [1 << 16] * 4
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 1023, 16383, 16385, 21845, 32765, 32767, 32768])

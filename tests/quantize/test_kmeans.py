@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.quantize.buckets import BitBuckets
 from dynaquant_core.quantize.kmeans import bucket_weights, lloyd, solve
+from dynaquant_core.quantize.kmeans.polish import polish
 from dynaquant_core.quantize.sketch import Sketch
 from tests.quantize.data import DISTRIBUTIONS, sample
 from tests.reference import quantize_twins as twins
@@ -147,6 +148,38 @@ def test_k_means_plus_plus_bound_in_expectation(name, k):
 
 
 # -- edges -----------------------------------------------------------------------------------------
+
+
+def weighted_loss(values, weights, centres):
+    return float(np.dot(weights, np.min((values[:, None] - centres[None]) ** 2, axis=1)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12))
+def test_polishing_never_raises_the_loss_and_keeps_the_order(seed, k):
+    generator = np.random.default_rng(seed)
+    values = np.sort(generator.normal(size=generator.integers(1, 200)))
+    weights = generator.random(values.size) * generator.integers(0, 2, values.size)
+    weights[0] = 1.0
+    start = np.sort(generator.normal(scale=2.0, size=k))
+    polished = polish(values, weights, start)
+    assert polished.shape == start.shape
+    assert (np.diff(polished) >= 0).all()
+    before, after = (weighted_loss(values, weights, centres) for centres in (start, polished))
+    assert after <= before * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("name", sorted(DISTRIBUTIONS))
+def test_polishing_the_centres_of_earlier_weights_comes_near_a_fresh_fit(name):
+    sketch = Sketch.of(torch.from_numpy(sample(name, 40_000, seed=5)), BitBuckets(6))
+    used = np.flatnonzero(sketch.counts)
+    values, weights = (
+        sketch.buckets.values[used],
+        bucket_weights(sketch.buckets.values[used], sketch.counts[used], 0.3),
+    )
+    fresh = solve(values, weights, 16)
+    earlier = fresh.centres(16) * 1.01
+    assert weighted_loss(values, weights, polish(values, weights, earlier)) <= 1.1 * fresh.loss(16) + 1e-9
 
 
 def test_points_without_weight_do_not_count():

@@ -41,9 +41,17 @@ def random_rows(levels):
 @EXAMPLES
 @given(PATTERNS)
 def test_count_words(bits):
-    words = np.ascontiguousarray(bits[: bits.size // 4 * 4]).view(np.uint64)
-    mask = np.uint64(4 * (CELLS - 1))
-    assert_same(both("count_words", words, np.uint64(15), mask, lambda: np.zeros(4 * CELLS, np.uint32)))
+    words = np.ascontiguousarray(bits[: bits.size // 2 * 2]).view(np.uint64)
+    mask = np.uint64(2 * (CELLS - 1))
+    assert_same(both("count_words", words, np.uint64(16), mask, lambda: np.zeros(2 * CELLS, np.uint32)))
+
+
+@EXAMPLES
+@given(hnp.arrays(np.uint32, (20, 2), elements=st.integers(0, 2**32 - 1)))
+def test_counters_are_folded(lanes):
+    assert_same(both("fold_lanes", lanes.reshape(-1), lambda: np.arange(20)))
+    target = np.random.default_rng(1).integers(0, 7, 20)
+    assert_same(both("fold", lanes[:, 0].astype(np.int64), target, lambda: np.ones(7, np.int64)))
 
 
 @EXAMPLES
@@ -92,8 +100,7 @@ def test_assignment(bits, marks):
 
 @EXAMPLES
 @given(hnp.arrays(np.uint8, st.integers(0, 80)), st.sampled_from([np.uint16, np.uint32, np.uint64]))
-def test_codes_are_counted_and_placed(codes, dtype):
-    assert_same(both("count_codes", codes, lambda: np.zeros(1024, np.int64)))
+def test_codes_are_placed(codes, dtype):
     levels, kept = np.arange(256).astype(dtype), np.arange(1000, 1080).astype(dtype)
     assert_same(both("place", codes, levels, kept, lambda: np.zeros(codes.size, dtype)))
 

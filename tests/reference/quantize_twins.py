@@ -11,8 +11,8 @@ import numpy as np
 
 def count_words(words, shift, mask, counts):
     keys = words.view(np.uint32)
-    cells = (keys >> np.uint32(int(shift) + 2)).astype(np.int64) & (int(mask) >> 2)
-    np.add.at(counts, 4 * cells + np.arange(keys.size) % 4, np.uint32(1))
+    cells = (keys >> np.uint32(int(shift) + 1)).astype(np.int64) & (int(mask) >> 1)
+    np.add.at(counts, 2 * cells + np.arange(keys.size) % 2, np.uint32(1))
 
 
 def split_keys(bits, shift, split, keys):
@@ -57,8 +57,12 @@ def keep_protected(codes, bits, protected):
     return kept.size
 
 
-def count_codes(codes, counts):
-    np.add.at(counts, (np.arange(codes.size) % 4) * 256 + codes, 1)
+def fold_lanes(lanes, counts):
+    counts += lanes.reshape(-1, 2).sum(axis=1, dtype=np.int64)
+
+
+def fold(counts, target, out):
+    np.add.at(out, target, counts)
 
 
 def place(codes, table, protected, out):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import Config
-from dynaquant_core.experiments.bench.timing import Measurement, median_seconds, samples
+from dynaquant_core.experiments.bench.timing import Measurement, side_by_side
 from dynaquant_core.store import CheckpointStore
 
 __all__ = ["layers", "moved", "saving_stages"]
@@ -21,6 +21,8 @@ __all__ = ["layers", "moved", "saving_stages"]
 #: Width of the benchmark's square layers; a model is as many of them as its parameters need.
 WIDTH = 1024
 CONFIG = Config(bins=16, protect=0.0005)
+#: Delta checkpoints saved, and then loaded in one chain.
+LINKS = 5
 
 
 def layers(parameters: int, seed: int = 0) -> dict[str, Tensor]:
@@ -54,33 +56,42 @@ def saving_stages(count: int, threads: int) -> Iterator[Measurement]:
     """A delta save, the calling thread's part of it, loading a key and one delta more."""
     with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
         root = Path(folder)
-        states = [layers(count)]
-        for step in range(1, 6):
-            states.append(moved(states[-1], seed=step))
-        plain = root / "plain.pt"
-        rival = median_seconds(lambda: torch_save(states[0], plain), runs=3, limit=20)
+        plain, state = root / "plain.pt", layers(count)
+        torch_save(state, plain)
         store = CheckpointStore(root / "store", max_chain=16)
-        store.save(0, states[0], config=CONFIG)
-        taken = [timed_save(store, step, states[step]) for step in range(1, 6)]
+        store.save(0, state, config=CONFIG)
+        taken = saving(store, state, root / "again.pt") | loading(store, plain)
 
-        def row(stage: str, seconds: float, against: str, baseline: float, note: str = "") -> Measurement:
+        def row(stage: str, against: str, note: str = "") -> Measurement:
             return Measurement(
                 stage=stage,
                 parameters=count,
                 threads=threads,
                 device="cpu",
-                seconds=seconds,
+                seconds=taken[stage],
                 against=against,
-                speedup=baseline / seconds,
-                megabytes_per_second=4e-6 * count / seconds,
+                speedup=taken[against] / taken[stage],
+                megabytes_per_second=4e-6 * count / taken[stage],
                 note=note,
             )
 
-        held, total = (statistics.median(column) for column in zip(*taken, strict=True))
-        note = f"ratio {store.info(5).ratio:.1f}"
-        yield row("save (delta)", total, "torch.save + fsync", rival, note)
-        yield row("calling thread held", held, "torch.save + fsync", rival)
-        yield from loading(store, plain, row_of=row)
+        yield row("save (delta)", "torch.save + fsync", f"ratio {store.info(LINKS).ratio:.1f}")
+        yield row("calling thread held", "torch.save + fsync")
+        yield row("load (key)", "torch.load")
+        yield row("load (each delta link)", "torch.load")
+
+
+def saving(store: CheckpointStore, state: dict[str, Tensor], plain: Path) -> dict[str, float]:
+    """Median seconds of `LINKS` saves, each after a move and beside torch.save of the same tensors."""
+    names = ("torch.save + fsync", "calling thread held", "save (delta)")
+    rows = []
+    for step in range(1, LINKS + 1):
+        state = moved(state, seed=step)
+        started = time.perf_counter()
+        torch_save(state, plain)
+        rows.append((time.perf_counter() - started, *timed_save(store, step, state)))
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    return {name: statistics.median(times) for name, times in columns.items()}
 
 
 def timed_save(store: CheckpointStore, step: int, state: dict[str, Tensor]) -> tuple[float, float]:
@@ -93,11 +104,15 @@ def timed_save(store: CheckpointStore, step: int, state: dict[str, Tensor]) -> t
     return held, time.perf_counter() - started
 
 
-def loading(store: CheckpointStore, plain: Path, row_of: object) -> Iterator[Measurement]:
-    """Loading a key checkpoint, and what each delta link adds, against torch.load of the same tensors."""
-    assert callable(row_of)
-    rival = median_seconds(lambda: torch.load(plain, weights_only=True), runs=5, limit=10)
-    key = median_seconds(lambda: store.load(0), runs=5, limit=10)
-    chain = sorted(samples(lambda: store.load(5), 3, 10.0))[1]
-    yield row_of("load (key)", key, "torch.load", rival)
-    yield row_of("load (each delta link)", max(1e-9, (chain - key) / 5), "torch.load", rival)
+def loading(store: CheckpointStore, plain: Path) -> dict[str, float]:
+    """Median seconds of loading a key, and of what a link adds, beside torch.load; fresh memory for all."""
+    taken = side_by_side(
+        {
+            "torch.load": lambda: torch.load(plain, weights_only=True),
+            "load (key)": lambda: store.load(0),
+            "chain": lambda: store.load(LINKS),
+        },
+        fresh=True,
+    )
+    link = max(1e-9, (taken["chain"] - taken["load (key)"]) / LINKS)
+    return taken | {"load (each delta link)": link}

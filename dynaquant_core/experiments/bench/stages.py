@@ -14,20 +14,21 @@ from torch import Tensor
 from dynaquant_core.coding import codec_by_name
 from dynaquant_core.config import DynaQuantOptions
 from dynaquant_core.experiments.bench.kernels import read_pass
-from dynaquant_core.experiments.bench.timing import Measurement, best_of, median_seconds
+from dynaquant_core.experiments.bench.timing import Measurement, median_seconds, side_by_side
 from dynaquant_core.quantize.buckets import BitBuckets
 from dynaquant_core.quantize.codebook import lookup
 from dynaquant_core.quantize.kmeans import exact
 from dynaquant_core.quantize.kmeans.weights import bucket_weights
 from dynaquant_core.quantize.partition import Cut
 from dynaquant_core.quantize.seam import assign, histogram
-from dynaquant_core.quantize.sketch import Sketch
 from dynaquant_core.threads import map_threads, slices
 
 __all__ = ["coding_stages", "tensor_stages"]
 
-#: Rivals slower than this many elements allow are given the first ones only, and scaled.
-RIVAL_LIMIT = 4_000_000
+#: torch.quantile takes no more values; its time is scaled to all.
+QUANTILE_LIMIT = 16_000_000
+#: Points given to scikit-learn, which would take minutes for more.
+POINTS = 2_000_000
 
 SIGMA = DynaQuantOptions().sigma
 
@@ -40,63 +41,70 @@ def weights_like(count: int, seed: int = 0) -> Tensor:
     return torch.where(tail, body * 4, body)
 
 
-def floor_seconds(values: Tensor) -> float:
-    """Seconds of one read pass over the values on the allowed threads."""
+def read(values: Tensor) -> None:
+    """One read pass over the values on the allowed threads: the floor of whatever looks at each of them."""
     words = values.view(torch.int32).numpy().view(np.uint32)
-    parts = slices(words.size, 1 << 16)
-    return best_of(lambda: map_threads(lambda part: read_pass(words[part]), parts), runs=9)
+    map_threads(lambda part: read_pass(words[part]), slices(words.size, 1 << 16))
 
 
 def tensor_stages(count: int, threads: int) -> Iterator[Measurement]:
     """Sketch, K-means and code look-up of ``count`` float32 weights."""
     values = weights_like(count)
-    floor = floor_seconds(values)
-    nbytes = 4.0 * count
+    signed = BitBuckets(signed=True)
+    counts = histogram(values, signed)
+    used = np.flatnonzero(counts)
+    centres = fit(signed.values[used], counts[used], 16)
+    table, cut = lookup(centres, signed), Cut(float("inf"), float("inf"), -1.0, "magnitude")
+    edges = torch.from_numpy((centres[1:] + centres[:-1]) / 2)
 
-    def row(stage: str, seconds: float, against: str = "", rival: float | None = None) -> Measurement:
+    def row(stage: str, taken: dict[str, float], against: str = "", scale: float = 1.0) -> Measurement:
         return Measurement(
             stage=stage,
             parameters=count,
             threads=threads,
             device="cpu",
-            seconds=seconds,
-            floor_ratio=seconds / floor,
+            seconds=taken[stage],
+            floor_ratio=taken[stage] / taken["read pass"],
             against=against,
-            speedup=None if rival is None else rival / seconds,
-            megabytes_per_second=nbytes / seconds / 1e6,
+            speedup=scale * taken[against] / taken[stage] if against else None,
+            megabytes_per_second=4e-6 * count / taken[stage],
         )
 
-    yield row("read pass", floor)
-    signed = BitBuckets(signed=True)
-    ours = median_seconds(lambda: histogram(values, signed))
-    for name, rival in sketch_rivals(values).items():
-        yield row("sketch", ours, name, rival)
-    yield from kmeans_stages(values, signed, threads)
-    counts = histogram(values, signed)
-    used = np.flatnonzero(counts)
-    centres = fit(signed.values[used], counts[used], 16)
-    table = lookup(centres, signed)
-    cut = Cut(float("inf"), float("inf"), -1.0, "magnitude")
-    ours = median_seconds(lambda: assign(values, None, cut, table, signed))
-    yield row("code look-up", ours, "torch.bucketize", bucketize_seconds(values, centres))
+    taken = side_by_side(
+        {
+            "read pass": partial(read, values),
+            "sketch": partial(histogram, values, signed),
+            **sketch_rivals(values),
+        }
+    )
+    yield row("read pass", taken)
+    yield row("sketch", taken, "np.quantile")
+    yield row("sketch", taken, "torch.quantile", max(1.0, count / QUANTILE_LIMIT))
+    yield row("sketch", taken, "torch log + ceil + bincount")
+    yield kmeans_stage(values, signed.values[used], counts[used], threads)
+    taken = side_by_side(
+        {
+            "read pass": partial(read, values),
+            "code look-up": partial(assign, values, None, cut, table, signed),
+            "torch.bucketize": partial(torch.bucketize, values, edges),
+        }
+    )
+    yield row("code look-up", taken, "torch.bucketize")
 
 
-def sketch_rivals(values: Tensor) -> dict[str, float]:
-    """Seconds of the usual ways to a quantile, scaled to all values where only a part was given."""
-    part = values[:RIVAL_LIMIT]
-    scale = values.numel() / part.numel()
-    array = part.numpy()
+def sketch_rivals(values: Tensor) -> dict[str, Callable[[], object]]:
+    """The usual ways to a quantile."""
+    part, array = values[:QUANTILE_LIMIT], values.numpy()
 
     def logarithmic() -> Tensor:
-        keys = torch.ceil(torch.log(part.abs() + 1e-30) / np.log(101 / 99)).to(torch.int64)
+        keys = torch.ceil(torch.log(values.abs() + 1e-30) / np.log(101 / 99)).to(torch.int64)
         return torch.bincount(keys - keys.min())
 
-    calls: dict[str, Callable[[], object]] = {
+    return {
         "np.quantile": lambda: np.quantile(array, 0.995),
         "torch.quantile": lambda: torch.quantile(part, 0.995),
         "torch log + ceil + bincount": logarithmic,
     }
-    return {name: scale * median_seconds(call, runs=2, limit=2.0) for name, call in calls.items()}
 
 
 def fit(values: NDArray[np.float64], counts: NDArray[np.int64], bins: int) -> NDArray[np.float32]:
@@ -105,23 +113,22 @@ def fit(values: NDArray[np.float64], counts: NDArray[np.int64], bins: int) -> ND
     return np.asarray(exact.solve(values, weights, bins).centres(bins), dtype=np.float32)
 
 
-def kmeans_stages(values: Tensor, signed: BitBuckets, threads: int) -> Iterator[Measurement]:
+def kmeans_stage(
+    values: Tensor, centres: NDArray[np.float64], counts: NDArray[np.int64], threads: int
+) -> Measurement:
     """Exact K-means for every K up to 32 on the sketch, against scikit-learn on the raw points."""
-    sketch = Sketch(signed, histogram(values, signed))
-    used = np.flatnonzero(sketch.counts)
-    centres, counts = signed.values[used], sketch.counts[used]
     weights = bucket_weights(centres, counts, SIGMA)
     seconds = median_seconds(lambda: exact.solve(centres, weights, 32), runs=7)
     rival, name = None, ""
     try:
         from sklearn.cluster import KMeans
     except ImportError:
-        note = f"{used.size} buckets; scikit-learn is not installed"
+        note = f"{centres.size} buckets; scikit-learn is not installed"
     else:
-        part = values[: min(values.numel(), RIVAL_LIMIT // 2)].numpy().reshape(-1, 1)
-        name, note = "scikit-learn, K = 16 only", f"{used.size} buckets; rival on {part.size} points"
+        part = values[:POINTS].numpy().reshape(-1, 1)
+        name, note = "scikit-learn, K = 16 only", f"{centres.size} buckets; rival on {part.size} points"
         rival = median_seconds(lambda: KMeans(16, n_init=1, random_state=0).fit(part), runs=1)
-    yield Measurement(
+    return Measurement(
         stage="K-means, all K <= 32",
         parameters=values.numel(),
         threads=threads,
@@ -131,14 +138,6 @@ def kmeans_stages(values: Tensor, signed: BitBuckets, threads: int) -> Iterator[
         speedup=None if rival is None else rival / seconds,
         note=note,
     )
-
-
-def bucketize_seconds(values: Tensor, centres: NDArray[np.float32]) -> float:
-    """Seconds of torch.bucketize for the same codes, scaled to all values."""
-    part = values[:RIVAL_LIMIT]
-    edges = torch.from_numpy((centres[1:] + centres[:-1]) / 2)
-    seconds = median_seconds(lambda: torch.bucketize(part, edges), runs=3)
-    return seconds * values.numel() / part.numel()
 
 
 def coding_stages(count: int, threads: int) -> Iterator[Measurement]:

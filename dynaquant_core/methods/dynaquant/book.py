@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dynaquant_core.config import MAX_BINS, DynaQuantOptions
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.quantize.kmeans import exact, lloyd
+from dynaquant_core.quantize.kmeans.polish import polish
 from dynaquant_core.quantize.kmeans.weights import bucket_weights
 
 __all__ = ["ERROR_CAP", "Book", "choose_book", "fit", "keep_or_fit", "within_cap"]
@@ -114,10 +115,19 @@ def choose_book(
 
 
 def keep_or_fit(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, base: Centres | None) -> Book:
-    """The base's centres while nearly as good as a fresh fit of as many, else the fresh fit."""
-    fresh = fresh_book(counts, bins, options)
-    if base is not None and options.frozen_slack > 0 and base.size == fresh.centres.size:
-        loss = counts.loss(base)
-        if loss <= (1.0 + options.frozen_slack) * fresh.loss:
+    """The base's centres while nearly as good as a fit of as many, else a fresh fit.
+
+    What a fit would reach is told by Lloyd's iterations from the base's centres: far cheaper than a fit, and
+    nearly always the same, because they were fitted to what these weights were a little earlier.
+    """
+    if base is None or options.frozen_slack == 0:
+        return fresh_book(counts, bins, options)
+    loss, allowed = counts.loss(base), 1.0 + options.frozen_slack
+    if base.size == min(bins, counts.values.size) and within_cap(counts, base, bins):
+        weights = bucket_weights(counts.values, counts.counts, options.sigma)
+        best = polish(counts.values, weights, base.astype(np.float64)).astype(np.float32)
+        if loss <= allowed * counts.loss(best):
             return Book(base, "base", loss)
-    return fresh
+    fresh = fresh_book(counts, bins, options)
+    keeps = base.size == fresh.centres.size and loss <= allowed * fresh.loss
+    return Book(base, "base", loss) if keeps else fresh

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
-from dynaquant_core.methods.dynaquant.held import Coded, Held, Plain
-from dynaquant_core.methods.dynaquant.layout import Layout, Row, read_array
+from dynaquant_core.methods.dynaquant.held import Coded, CodeRoom, Held, Plain
+from dynaquant_core.methods.dynaquant.layout import CODED, Layout, Row, read_array
 from dynaquant_core.methods.dynaquant.protected import read_protected
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.codebook import FIRST_CENTRE
@@ -24,13 +24,14 @@ __all__ = ["decode_streams"]
 class Reader:
     """Decodes tensors of one checkpoint against what was held before."""
 
-    def __init__(self, source: StreamSource, ref: Held | None) -> None:
+    def __init__(self, source: StreamSource, ref: Held | None, names: Iterable[str]) -> None:
         self.source, self.ref = source, ref
         self.layout = Layout.read(source)
         self.rows = dict(zip(source.specs, self.layout.rows, strict=True))
         self.centres = read_array(source, "centres", self.layout.centre_count, np.float32)
         self.shared = self.centres[: self.layout.shared_bins]
         self._starts = self._locate()
+        self.room = CodeRoom({name: source.specs[name] for name in names if self.rows[name].book in CODED})
 
     def _locate(self) -> dict[str, int]:
         """Where each tensor's own centres start in the shared stream."""
@@ -46,11 +47,11 @@ class Reader:
         base = None if self.ref is None else self.ref.tensors.get(name)
         if base is not None and base.spec != spec:
             raise CorruptFileError(f"tensor {name}: {spec} does not fit its base {base.spec}.")
-        return self._plain(name, spec, row, base) if row.book in "he" else self._coded(name, spec, row, base)
+        return self._coded(name, spec, row, base) if row.book in CODED else self._plain(name, spec, row, base)
 
     def _coded(self, name: str, spec: TensorSpec, row: Row, base: Coded | Plain | None) -> Coded:
         centres = self._centres(name, row, base, self._starts[name])
-        codes = np.empty(spec.numel, dtype=np.uint8)
+        codes = self.room[name]
         known = base if isinstance(base, Coded) else None
         decode_stream(self.source, name, "codes", codes, None if known is None else known.codes)
         highest = int(codes.max()) if codes.size else 0
@@ -86,7 +87,7 @@ def decode_streams(source: StreamSource, ref: Held | None, names: Iterable[str] 
     Raises:
         CorruptFileError: a stream is not one that `CodesDraft` or `PlainDraft` writes.
     """
-    reader = Reader(source, ref)
     wanted = list(source.specs) if names is None else [name for name in names if name in source.specs]
+    reader = Reader(source, ref, wanted)
     tensors = dict(zip(wanted, map_threads(reader.tensor, wanted), strict=True))
     return Held(tensors, reader.layout.scope, reader.shared if reader.shared.size else None)

@@ -15,7 +15,7 @@ from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.dynaquant.book import Book
-from dynaquant_core.methods.dynaquant.held import Coded, Held, Scope
+from dynaquant_core.methods.dynaquant.held import Coded, CodeRoom, Held, Scope
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, write_array
 from dynaquant_core.methods.dynaquant.predict import predicted_bytes, stream_bytes
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
@@ -76,6 +76,7 @@ class CodesDraft:
         self._total = sum(spec.numel for spec in self.specs.values())
         self._survey: Survey | None = survey
         self._coded: dict[str, Coded] = {}
+        self._room = CodeRoom(self.specs)
 
     @cached_property
     def size(self) -> int:
@@ -120,6 +121,7 @@ class CodesDraft:
                 self.cuts[name],
                 lookup(book.centres, buckets),
                 buckets,
+                out=self._room[name],
             )
             self._coded[name] = Coded(self.specs[name], codes, book.centres, protected)
         return self._coded[name]

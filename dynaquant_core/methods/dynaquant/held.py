@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +14,32 @@ from torch import Tensor
 
 from dynaquant_core.quantize.codebook import table
 from dynaquant_core.quantize.seam import gather
-from dynaquant_core.state.raw import tensor_of
+from dynaquant_core.state.raw import empty_tensor, empty_words, tensor_of
 from dynaquant_core.state.spec import TensorSpec, dtype_of
+from dynaquant_core.threads import map_threads, thread_count
 
-__all__ = ["Coded", "Held", "Plain", "Scope"]
+__all__ = ["CodeRoom", "Coded", "Held", "Plain", "Scope"]
 
 Scope = Literal["tensor", "global"]
+
+
+class CodeRoom:
+    """Room for the codes of many tensors, end to end: one large block has large pages, and is cheap to get.
+
+    Args:
+        specs: shapes of the tensors; one that is asked for later than the others costs nothing before.
+    """
+
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        sizes = [spec.numel for spec in specs.values()]
+        self._ends = dict(zip(specs, accumulate(sizes), strict=True))
+        self._specs = specs
+        self._whole = empty_words(TensorSpec((sum(sizes),), "uint8"))
+
+    def __getitem__(self, name: str) -> NDArray[np.uint8]:
+        """uint8[n], uninitialised."""
+        end = self._ends[name]
+        return self._whole[end - self._specs[name].numel : end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +60,7 @@ class Coded:
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""
-        out = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype), device=device)
+        out = empty_tensor(self.spec, device)
         gather(self.codes, table(self.centres), self.protected, out)
         return out
 
@@ -84,13 +105,18 @@ class Held:
         self.shared = shared
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields (name, tensor), decoded one at a time on the CPU."""
-        for name, held in self.tensors.items():
-            yield name, held.tensor()
+        """Yields (name, tensor), on the CPU; a few are decoded at a time, one a thread."""
+        names, count = list(self.tensors), thread_count()
+        for start in range(0, len(names), count):
+            batch = names[start : start + count]
+            yield from zip(batch, map_threads(self._tensor, batch), strict=True)
 
     def state(self) -> dict[str, Tensor]:
         """All tensors, decoded."""
-        return dict(self.items())
+        return dict(zip(self.tensors, map_threads(self._tensor, self.tensors), strict=True))
+
+    def _tensor(self, name: str) -> Tensor:
+        return self.tensors[name].tensor()
 
     def coded(self, name: str) -> Coded | None:
         """The tensor's codes, or None where it is not held as codes."""

@@ -24,10 +24,12 @@ from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.dynaquant.held import Scope
 from dynaquant_core.methods.streams import decode_stream
 
-__all__ = ["Layout", "Row", "read_array", "write_array"]
+__all__ = ["CODED", "Layout", "Row", "read_array", "write_array"]
 
 #: Letter of each way to hold a tensor: own centres, the base's, shared ones, bfloat16, exact.
 BOOKS = "obshe"
+#: Those of tensors held as codes.
+CODED = "obs"
 SCOPES: dict[str, Scope] = {"t": "tensor", "g": "global"}
 
 

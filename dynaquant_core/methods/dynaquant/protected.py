@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dynaquant_core.coding import encode_smallest
+from dynaquant_core.coding.counts import is_symbols
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.dynaquant.held import Coded
 from dynaquant_core.methods.streams import decode_stream
@@ -66,8 +67,10 @@ def write_protected(name: str, patterns: Patterns, before: Patterns | None) -> S
     whole = Stream(name, "protected", *encode_smallest(patterns, None, ("raw", "planes")))
     if before is None:
         return whole
-    moves = encode_smallest(steps(patterns, before), None, ("constant", "rans", "planes", "raw"))
-    return min(whole, Stream(name, "steps", *moves), key=lambda stream: len(stream.payload))
+    moves = steps(patterns, before)
+    candidates = ("constant", "rans", "raw") if is_symbols(moves) else ("constant", "planes", "raw")
+    stepped = Stream(name, "steps", *encode_smallest(moves, None, candidates))
+    return min(whole, stepped, key=lambda stream: len(stream.payload))
 
 
 def read_protected(source: StreamSource, name: str, codes: NDArray[np.uint8], base: Coded | None) -> Patterns:

@@ -155,14 +155,13 @@ class Survey:
     def _count_survivors(self, name: str, cut: Cut) -> SurvivorCounts:
         sketch = self.signed[name]
         buckets = sketch.buckets
+        used = np.flatnonzero(sketch.counts)
         if cut.needs_gradient:
             tally, scale = self.tally(name, cut)
             rows, counts = tally.rows, np.rint(tally.survivors * scale).astype(np.int64)
         else:
-            kept = ~(cut.pruned(buckets) | cut.protected(buckets))
-            rows = np.flatnonzero(kept & (sketch.counts > 0))
+            rows = used[~(cut.pruned(buckets) | cut.protected(buckets))[used]]
             counts = sketch.counts[rows]
-        used = np.flatnonzero(sketch.counts)
         energy = float(np.dot(sketch.counts[used], buckets.values[used] ** 2))
         pruned = self.options.energy_cap if cut.prune >= 0 else 0.0
         return SurvivorCounts(buckets.values[rows], counts, energy, pruned)
