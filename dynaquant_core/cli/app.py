@@ -17,7 +17,10 @@ RUN, LOOK, CONVERT, SPEED = "Run", "Look", "Convert", "Speed"
 app = typer.Typer(
     name="dynaquant",
     help="Compressed, crash-safe checkpoints for deep-learning training.",
-    epilog="PATH is a store, one checkpoint of it, or a .dq file.  Exit: 0 good, 1 a problem, 2 bad usage.",
+    epilog=(
+        "PATH is a store, a framework's output folder, one checkpoint of either, or a .dq file.  "
+        "Exit: 0 good, 1 a problem, 2 bad usage."
+    ),
     add_completion=False,
     pretty_exceptions_enable=False,
 )

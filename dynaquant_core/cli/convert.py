@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,12 +17,14 @@ from dynaquant_core.cli.choices import (
     config_of,
     method_of,
 )
+from dynaquant_core.cli.folders import OutputSource
 from dynaquant_core.cli.native import read_native, step_of
 from dynaquant_core.cli.output import Json, emit, size, times, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
+from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.store import CheckpointStore
-from dynaquant_core.store.exporters import resolve_exporter
+from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
 
 __all__ = ["compact", "export", "import_native"]
 
@@ -31,21 +35,55 @@ ToOption = Annotated[
 ]
 
 
-def export(path: PathArgument, out: OutOption, step: StepOption = None, to: ToOption = None) -> None:
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Read the framework's own objects too; that may run code, so trust where they are from.",
+    ),
+]
+
+
+def export(
+    path: PathArgument,
+    out: OutOption,
+    step: StepOption = None,
+    to: ToOption = None,
+    trust: TrustOption = False,
+) -> None:
     """Write one checkpoint as torch.save or safetensors, or for a framework."""
     write = resolve_exporter(to, out)
     source = open_source(path)
     with working(f"exporting {path} to {out}"):
         info = source.info(step)
-        write(source.load(info.step), out)
+        state = source.whole(info.step, trust=trust)
+        write(state, out, **beside(write, source.folders().get(info.step)))
     write_line(f"{out}: step {info.step}")
 
 
+def beside(write: Callable[..., Any], folder: Path | None) -> dict[str, Path]:
+    """The checkpoint's folder for an exporter that takes what the framework put beside it (``source``).
+
+    Example:
+        >>> beside(lambda state, path, source=None: None, Path("checkpoint-3"))
+        {'source': PosixPath('checkpoint-3')}
+        >>> beside(lambda state, path: None, Path("checkpoint-3"))
+        {}
+    """
+    takes = folder is not None and "source" in signature(write).parameters
+    return {"source": folder} if folder is not None and takes else {}
+
+
 def import_native(
-    native: Annotated[Path, typer.Argument(metavar="NATIVE", help="A torch.save or safetensors file.")],
+    native: Annotated[
+        Path, typer.Argument(metavar="NATIVE", help="A torch.save or safetensors file, or a framework's own.")
+    ],
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the new store.")],
     step: Annotated[
         int | None, typer.Option(help="Step to save it as; default: the file's own, else 0.")
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option("--from", help="Whose checkpoint it is: hf, lightning, composer.")
     ] = None,
     bins: BinsOption = None,
     method: MethodOption = None,
@@ -57,8 +95,8 @@ def import_native(
     config = config_of(bins=bins)
     opened = CheckpointStore(store, method=method_of(method), moments=moments, exact=tuple(exact or ()))
     with working(f"importing {native}"):
-        state = read_native(native)
-        info = opened.save(step_of(state) if step is None else step, state, config=config)
+        own_step, state = read_for(framework, native)
+        info = opened.save(own_step if step is None else step, state, config=config)
     if as_json:
         emit(
             {
@@ -73,6 +111,14 @@ def import_native(
     write_line(f"{store}: step {info.step}, {saved} ({times(info.raw_bytes, info.stored_bytes)})")
 
 
+def read_for(framework: str | None, native: Path) -> tuple[int, Any]:
+    """The step and the state of a native checkpoint, by a framework's importer or as a plain file."""
+    if framework is not None:
+        return resolve_importer(framework)(native)
+    state = read_native(native)
+    return step_of(state), state
+
+
 def compact(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A store.")],
     max_chain: Annotated[int, typer.Option(help="Longest chain to leave; 0: each stands alone.")] = 8,
@@ -82,7 +128,11 @@ def compact(
     as_json: Json = False,
 ) -> None:
     """Free space and shorten chains; what stays decodes to the same bits."""
-    open_source(path)  # refuses what is no store before anything is made or locked
+    if isinstance(open_source(path), OutputSource):  # that refuses what is no store, too
+        raise NotAStoreError(
+            f"{path}: the checkpoints of this output folder share their files; the framework's own limits "
+            "remove them, and compact works on a store, or on one checkpoint's folder."
+        )
     store = CheckpointStore(
         path, max_chain=max_chain, keep_last=keep_last, keep_every=keep_every, keep_within=keep_within
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +28,7 @@ __all__ = ["info_data", "log", "show"]
 
 
 def log(path: PathArgument, as_json: Json = False) -> None:
-    """List the checkpoints of a store, oldest first."""
+    """List the checkpoints of a store or of a framework's output folder, oldest first."""
     source = open_source(path)
     infos = source.infos()
     skipped = source.skipped()
@@ -35,10 +36,16 @@ def log(path: PathArgument, as_json: Json = False) -> None:
         raise EmptyStoreError(
             f"{path}: none of its {len(skipped)} files can be read; the first: {skipped[0]}"
         )
+    folders = source.folders()
+    use = source.disk()
     if as_json:
-        emit({"path": str(path), "checkpoints": [info_data(info) for info in infos], "skipped": skipped})
+        checkpoints = [info_data(info) | folder_data(folders.get(info.step)) for info in infos]
+        emit(
+            {"path": str(path), "checkpoints": checkpoints, "skipped": skipped}
+            | ({"disk": use} if use else {})
+        )
         return
-    columns = (
+    columns: tuple[str, ...] = (
         "step",
         "<kind",
         "stored",
@@ -50,9 +57,19 @@ def log(path: PathArgument, as_json: Json = False) -> None:
         "held",
         "<config",
     )
-    print_table(str(path), columns, [log_row(info) for info in infos])
+    rows = [log_row(info) for info in infos]
+    if folders:
+        columns = (*columns, "<folder")
+        names = [folder_name(folders.get(info.step), path) for info in infos]
+        rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
+    print_table(str(path), columns, rows)
     raw, stored = (sum(getattr(info, name) for info in infos) for name in ("raw_bytes", "stored_bytes"))
     write_line(f"{len(infos)} checkpoints, {size(stored)} instead of {size(raw)} ({times(raw, stored)})")
+    if use:
+        write_line(
+            f"on disk {size(use.linked)}, what folders share counted once; "
+            f"{size(use.copied)} if each is copied elsewhere"
+        )
     for line in skipped:
         say(f"warning: {line}")
 
@@ -67,10 +84,12 @@ def show(
     source = open_source(path)
     info = source.info(step)
     listed = source.tensors(info.step) if tensors else []
+    folder = source.folders().get(info.step)
     if as_json:
-        emit(info_data(info) | ({"tensors": listed} if tensors else {}))
+        emit(info_data(info) | folder_data(folder) | ({"tensors": listed} if tensors else {}))
         return
-    print_table(f"{path}: step {info.step}", ("<what", "<value"), facts(info))
+    told = [("folder", str(folder))] if folder else []
+    print_table(f"{path}: step {info.step}", ("<what", "<value"), facts(info) + told)
     print_table("parts", ("<part", "raw", "stored", "ratio"), part_rows(info.parts, info))
     if info.seconds:
         print_table("seconds", ("<stage", "seconds"), [(k, f"{v:.3f}") for k, v in info.seconds.items()])
@@ -83,6 +102,18 @@ def info_data(info: CheckpointInfo) -> dict[str, Any]:
     """A checkpoint's record as JSON-ready data, the ratio included."""
     data: dict[str, Any] = plain(info.as_dict())
     return data
+
+
+def folder_data(folder: Path | None) -> dict[str, str]:
+    """Where a checkpoint lies, for JSON; nothing where it has no folder of its own."""
+    return {"folder": str(folder)} if folder else {}
+
+
+def folder_name(folder: Path | None, path: Path) -> str:
+    """Where a checkpoint lies, as seen from ``path``; a dash for what another one builds on."""
+    if folder is None:
+        return "-"
+    return str(folder.relative_to(path)) if folder != path else folder.name
 
 
 def log_row(info: CheckpointInfo) -> tuple[str, ...]:

@@ -76,9 +76,9 @@ def _read_torch(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
-        refused = re.search(r"GLOBAL (\S+)|Unsupported (?:global|class)[: ]+(\S+)", str(error))
+        refused = re.search(r"Unsupported (?:global|class)[: ]+(?:GLOBAL )?(\S+)", str(error))
         if refused:
-            name = refused[1] or refused[2]
+            name = refused[1]
             raise UnsupportedStateError(
                 f"{path}: holds a {name}, and reading it could run code; "
                 "save only tensors, numbers, strings and containers of them, then try again."

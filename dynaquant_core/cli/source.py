@@ -1,25 +1,29 @@
-"""PATH: a store, one checkpoint of it, or a .dq file; the commands that only read take any of them."""
+"""PATH: a store, a framework's output folder, one checkpoint of either, or a .dq file.
+
+The commands that only read take any of them.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
 
-from dynaquant_core.errors import CheckpointNotFoundError, DynaQuantError, EmptyStoreError, NotAStoreError
-from dynaquant_core.files import load_file
-from dynaquant_core.format import FileReader
-from dynaquant_core.format.entries import SHARED, StreamEntry
-from dynaquant_core.store import CheckpointInfo, CheckpointStore
-from dynaquant_core.store.catalogue import Catalogue, read_entry
+from dynaquant_core.cli.folders import FolderSource, OutputSource
+from dynaquant_core.cli.stored import FileSource, StoreSource
+from dynaquant_core.errors import EmptyStoreError
+from dynaquant_core.plugins import find_checkpoints, is_checkpoint
+from dynaquant_core.plugins.checking import DiskUse
+from dynaquant_core.store import CheckpointInfo
 
-__all__ = ["FileSource", "PathArgument", "Source", "StepOption", "StoreSource", "open_source"]
+__all__ = ["PathArgument", "Source", "StepOption", "open_source"]
 
 PathArgument = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A store, one checkpoint of it, or a .dq file.")
+    Path,
+    typer.Argument(
+        metavar="PATH", help="A store, a framework's output folder, one checkpoint of either, or a .dq file."
+    ),
 ]
 StepOption = Annotated[
     int | None, typer.Option("--step", metavar="N", help="Which step; default: the newest.")
@@ -42,7 +46,19 @@ class Source(Protocol):
         ...
 
     def load(self, step: int) -> Any:
-        """The state of a step, decoded."""
+        """The state of a step, decoded, as far as a checkpoint holds it itself."""
+        ...
+
+    def whole(self, step: int, *, trust: bool) -> Any:
+        """The state of a step with the framework's own objects, whose reading may run code, if trusted."""
+        ...
+
+    def folders(self) -> dict[int, Path]:
+        """Step -> the folder that it lies in, where each has its own."""
+        ...
+
+    def disk(self) -> DiskUse | None:
+        """What the folders of a framework's checkpoints take; None where there are none."""
         ...
 
     def tensors(self, step: int) -> list[dict[str, Any]]:
@@ -62,162 +78,13 @@ def open_source(path: Path) -> Source:
         NotAStoreError: a folder of something else.
         CorruptFileError: a file that is no checkpoint.
     """
+    if is_checkpoint(path):
+        return FolderSource(path)
     if path.is_dir():
-        return StoreSource(path)
+        below = [] if any(path.glob("*.dq")) else find_checkpoints(path)
+        return OutputSource(path, below) if below else StoreSource(path)
     if path.is_symlink() or path.exists():
         return FileSource(path)
-    raise EmptyStoreError(f"{str(path)!r} does not exist; give a store, one checkpoint of it, or a .dq file.")
-
-
-def nearby_store(folder: Path) -> str:
-    """What to give instead of a folder that is no store, such as an experiment's output."""
-    inside = sorted({file.parent for pattern in ("*/*.dq", "*/*/*.dq") for file in folder.glob(pattern)})
-    return f"give {str(inside[0])!r}, which holds some" if inside else "give the folder of a store"
-
-
-class StoreSource:
-    """A store, read without its lock.
-
-    Args:
-        folder: where it is.
-
-    Raises:
-        EmptyStoreError: there is no checkpoint in it, not even a damaged one.
-        NotAStoreError: it holds other files only.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._store = CheckpointStore(folder)
-        self._scan = Catalogue(folder).scan()
-        if not self._scan.entries and not self._scan.damaged:
-            where = repr(str(folder))
-            if self._scan.foreign:
-                raise NotAStoreError(f"{where} holds other files and no checkpoint; {nearby_store(folder)}.")
-            raise EmptyStoreError(f"{where} is empty; nothing was saved there yet, or the path is wrong.")
-
-    def infos(self) -> list[CheckpointInfo]:
-        """Every checkpoint whose index is sound."""
-        return [entry.info for entry in self._scan.current().values()]
-
-    def skipped(self) -> list[str]:
-        """Damaged files."""
-        return [" ".join(str(item).split()) for item in self._scan.damaged]
-
-    def info(self, step: int | None = None) -> CheckpointInfo:
-        """The record of ``step`` as its file tells it; None: of the newest one that is whole."""
-        if step is not None:
-            return self._store.info(step)
-        newest = self._store.newest()
-        if newest is None:
-            raise EmptyStoreError(f"{str(self._store.path)!r} became empty while it was read; try again.")
-        return newest
-
-    def load(self, step: int) -> Any:
-        """The state of a step; never falls back to another."""
-        return self._store.load(step)
-
-    def tensors(self, step: int) -> list[dict[str, Any]]:
-        """The tensors of a step."""
-        self._store.info(step)
-        return tensor_table(self._scan.current()[step].path)
-
-    def verify(self, *, deep: bool) -> list[str]:
-        """Every file of the store, checked."""
-        return [str(problem) for problem in self._store.verify(deep)]
-
-
-class FileSource:
-    """One checkpoint file: self-contained, or a delta beside the files that it needs.
-
-    Args:
-        path: the file.
-
-    Raises:
-        CorruptFileError: it is no checkpoint, damaged, or too new.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._entry = read_entry(path)
-        except DynaQuantError as error:
-            if str(path) in str(error):
-                raise
-            raise type(error)(f"{path}: {error}") from error
-
-    def infos(self) -> list[CheckpointInfo]:
-        """The one record."""
-        return [self._entry.info]
-
-    def skipped(self) -> list[str]:
-        """Nothing is passed over in one file."""
-        return []
-
-    def info(self, step: int | None = None) -> CheckpointInfo:
-        """The record; ``step`` may only be the file's own."""
-        if step not in (None, self._entry.step):
-            raise CheckpointNotFoundError(f"{self._path}: this file is step {self._entry.step}, not {step}.")
-        return self._entry.info
-
-    def load(self, step: int) -> Any:
-        """The state; a delta is read through the store that it lies in."""
-        self.info(step)
-        if self._entry.base_digest is None:
-            return load_file(self._path)
-        current = Catalogue(self._path.parent).scan().current()
-        if current[step].digest != self._entry.digest:
-            raise CheckpointNotFoundError(
-                f"{self._path}: step {step} was saved again as {current[step].path.name}; load that one."
-            )
-        return CheckpointStore(self._path.parent).load(step)
-
-    def tensors(self, step: int) -> list[dict[str, Any]]:
-        """The tensors of the file."""
-        self.info(step)
-        return tensor_table(self._path)
-
-    def verify(self, *, deep: bool) -> list[str]:
-        """Every checksum; with ``deep`` everything decoded as well."""
-        try:
-            with FileReader(self._path) as reader:
-                reader.verify()
-            if deep:
-                self.load(self._entry.step)
-        except DynaQuantError as error:
-            return [str(error)]
-        return []
-
-
-def tensor_table(path: Path) -> list[dict[str, Any]]:
-    """What a file's index says about each tensor, and about the streams that a part's tensors share."""
-    with FileReader(path) as reader:
-        index = reader.index
-    own: defaultdict[int, list[StreamEntry]] = defaultdict(list)
-    shared: defaultdict[str, list[StreamEntry]] = defaultdict(list)
-    for stream in index.streams:
-        (shared[stream.part] if stream.tensor == SHARED else own[stream.tensor]).append(stream)
-    rows = [
-        {
-            "name": tensor.name,
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "role": tensor.role,
-            "part": tensor.part,
-            "raw_bytes": tensor.spec.nbytes,
-        }
-        | stored(own[number])
-        for number, tensor in enumerate(index.tensors)
-    ]
-    nothing = {"dtype": "-", "shape": [], "role": "-", "raw_bytes": 0}
-    return rows + [{"name": "(shared)", "part": part} | nothing | stored(shared[part]) for part in shared]
-
-
-def stored(streams: Iterable[StreamEntry]) -> dict[str, Any]:
-    """Bytes and codecs of some streams."""
-    from dynaquant_core.coding.registry import codec_by_id
-
-    streams = list(streams)
-    return {
-        "stored_bytes": sum(stream.nbytes for stream in streams),
-        "codecs": [f"{stream.kind}:{codec_by_id(stream.codec).name}" for stream in streams],
-    }
+    raise EmptyStoreError(
+        f"{str(path)!r} does not exist; give a store, an output folder, a checkpoint or a .dq file."
+    )

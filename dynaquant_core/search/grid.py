@@ -5,10 +5,10 @@ An axis of `Space.axes` or `Space.refine` is ordered, so a place can dominate an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from dynaquant_core.methods.base import Space
 
@@ -89,6 +89,15 @@ class Grid:
     def config(self, spot: Spot) -> Any:
         """The method's config at a place, or at an index of `Space.beyond`."""
         return self.space.beyond[spot] if isinstance(spot, int) else self.space.build(**self.settings(spot))
+
+    def key(self, spot: Spot) -> Hashable:
+        """What makes two candidates the same: their config, or their spot where a config has no hash."""
+        config = self.config(spot)
+        try:
+            hash(config)
+        except TypeError:
+            return spot
+        return cast("Hashable", config)
 
     def locate(self, settings: Mapping[str, Any]) -> Place | None:
         """The place that has these values; None where an ordered value is not (any more) in the space.

@@ -17,7 +17,7 @@ from dynaquant_core.search.quality import Degradation, Goal, Mode, Quality
 from dynaquant_core.search.steady import Found, from_beyond, from_last_best, whole_cube
 from dynaquant_core.search.trials import Trials
 
-__all__ = ["Decision", "Manager"]
+__all__ = ["Decision", "Manager", "announce", "remembered"]
 
 logger = logging.getLogger(__name__)
 
@@ -138,17 +138,16 @@ class Manager:
         require(
             bool(space.beyond), "search: the method's space has no entry beyond its cube; add an exact one."
         )
-        grid = Grid(space)
-        trials = Trials(grid, draft, measure, Goal(reference, threshold, mode))
-        forecast = _remembered(state, grid)
-        found = self._search(trials, forecast, state)
-        decision = _decision(trials, found, _next_state(trials, forecast, state, found))
-        logger.info(
-            "chose %s: degradation %.3g (allowed %g), %d evaluated, %d sized%s.",
-            decision.config, decision.degradation.mean, threshold, trials.evaluations, trials.sized,
-            ", whole cube searched" if decision.exhaustive else "",
-        )  # fmt: skip
+        trials = Trials(Grid(space), draft, measure, Goal(reference, threshold, mode))
+        decision = self.decide(trials, state)
+        announce(decision, threshold)
         return decision
+
+    def decide(self, trials: Trials, state: SearchState) -> Decision:
+        """The search itself, which depends on nothing but ``state`` and the answers of ``trials``."""
+        forecast = remembered(state, trials.grid)
+        found = self._search(trials, forecast, state)
+        return _decision(trials, found, _next_state(trials, forecast, state, found))
 
     def _search(self, trials: Trials, forecast: Forecast, state: SearchState) -> Found:
         """Picks the strategy that the state of the last search asks for."""
@@ -167,11 +166,25 @@ class Manager:
         return from_last_best(trials, forecast, last, radius=self.radius, due=due, cube_allowed=cube_allowed)
 
 
+def announce(decision: Decision, threshold: float) -> None:
+    """Says in the log what was chosen, and aloud where the space could not keep the threshold."""
+    if decision.beyond:
+        logger.warning(
+            "no configuration of the search space keeps degradation within %g; storing with %s.",
+            threshold, decision.config,
+        )  # fmt: skip
+    logger.info(
+        "chose %s: degradation %.3g (allowed %g), %d evaluated%s.",
+        decision.config, decision.degradation.mean, threshold, decision.evaluations,
+        ", whole cube searched" if decision.exhaustive else "",
+    )  # fmt: skip
+
+
 def _first_place(grid: Grid) -> Place:
     return Place((0,) * len(grid.shape), grid.variants[0])
 
 
-def _remembered(state: SearchState, grid: Grid) -> Forecast:
+def remembered(state: SearchState, grid: Grid) -> Forecast:
     """What the last search learnt about the space; the prior where the space has changed."""
     remembered = Forecast(state.rises, state.gaps)
     return remembered if remembered.fits(grid) else Forecast.prior(grid)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from dynaquant_core.methods.base import Draft
 from dynaquant_core.search.grid import Grid, Place, Spot
@@ -95,7 +95,7 @@ class Trials:
 
     def size(self, spot: Spot) -> int:
         """Bytes of a candidate."""
-        key = self._key(spot)
+        key = self.grid.key(spot)
         if key not in self._sizes:
             self._sizes[key] = self.draft(spot).size
         return self._sizes[key]
@@ -107,29 +107,21 @@ class Trials:
     def measure(self, spot: Spot) -> Trial:
         """Evaluates a candidate, once; a quality that is not finite counts as not met."""
         if spot not in self._measured:
-            key = self._key(spot)
+            key = self.grid.key(spot)
             if key not in self._by_config:
-                self._by_config[key] = self._evaluated(spot)
+                self._by_config[key] = self.evaluated(spot)
             trial = self._measured[spot] = replace(self._by_config[key], spot=spot)
             if trial.met and isinstance(spot, Place) and self.size(spot) < self.bound:
                 self._smallest = trial
         return self._measured[spot]
 
-    def _evaluated(self, spot: Spot) -> Trial:
+    def evaluated(self, spot: Spot) -> Trial:
+        """The trial of a candidate that is asked for the first time."""
         quality = self._measure(self.draft(spot))
         found = self.goal.judge(quality)
         met = self.goal.met(found)
         logger.debug("tried %s: degradation %.4g, met %s", self.grid.config(spot), found.mean, met)
         return Trial(spot, quality, found, met)
-
-    def _key(self, spot: Spot) -> Hashable:
-        """What makes two candidates the same: their config, or their spot where a config has no hash."""
-        config = self.grid.config(spot)
-        try:
-            hash(config)
-        except TypeError:
-            return spot
-        return cast("Hashable", config)
 
     def take_exact(self, spot: int) -> Trial:
         """The trial of an exact candidate, known without measuring: a reader gets the very tensors."""

@@ -67,6 +67,11 @@ class Chain:
         """The checkpoint wanted."""
         return self._links[-1]
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Its files, key first."""
+        return tuple(self._links)
+
     def verify(self) -> None:
         """Reads every byte of every file against its checksums; raises CorruptFileError."""
         for link in self._links:
@@ -94,17 +99,27 @@ class Chain:
         written = self.last.meta.parts[part]
         method = self.method(part)
         reference: Reference | None = None
-        for link in self._links:
-            self._check(link, part, specs, written)
+        for link in self._links_of(part, specs, written):
             reference = method.decode(link.reader.source(part), reference, chosen)
         assert reference is not None  # a chain has at least its key
         return HeldPart(written, specs, reference)
 
-    def _check(self, link: Link, part: str, specs: dict[str, TensorSpec], written: PartMeta) -> None:
-        """A delta must speak of its base's tensors in its base's language."""
-        theirs = link.meta.parts.get(part)
-        same = theirs is not None and (theirs.method, theirs.options) == (written.method, written.options)
-        if not same or list(link.specs(part).items()) != list(specs.items()):
+    def _links_of(self, part: str, specs: dict[str, TensorSpec], written: PartMeta) -> list[Link]:
+        """The links that a part is decoded through: back to the key, or to where its tensors changed last.
+
+        A delta's weights must speak of its base's tensors in its base's language; a smaller part that does
+        not was written to stand alone (see `parts.Base.reference`).
+        """
+        found: list[Link] = []
+        for link in reversed(self._links):
+            if not _is_alike(link, part, specs, written):
+                self._require_restart(link, part)
+                break
+            found.append(link)
+        return found[::-1]
+
+    def _require_restart(self, link: Link, part: str) -> None:
+        if part == "weights":
             raise CorruptFileError(
                 f"{self.last.entry.path.name} and its base {link.entry.path.name} do not belong together: "
                 f"the part {part!r} holds other tensors or is of another method."
@@ -130,6 +145,12 @@ class Chain:
             newest_bytes=self._links[-1].entry.weights_bytes,
             files=tuple((link.entry.path, link.identity) for link in self._links),
         )
+
+
+def _is_alike(link: Link, part: str, specs: dict[str, TensorSpec], written: PartMeta) -> bool:
+    theirs = link.meta.parts.get(part)
+    same = theirs is not None and (theirs.method, theirs.options) == (written.method, written.options)
+    return same and list(link.specs(part).items()) == list(specs.items())
 
 
 @contextmanager

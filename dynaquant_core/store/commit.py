@@ -60,14 +60,16 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     with guarded("write", path):
         descriptor = os.open(temporary, flags, 0o666)
+        raw = _Descriptor(descriptor)
         try:
             try:
-                buffer = io.BufferedWriter(_Descriptor(descriptor), BUFFER_BYTES)
+                buffer = io.BufferedWriter(raw, BUFFER_BYTES)
                 yield cast("BinaryIO", buffer)
                 buffer.flush()
                 os.fsync(descriptor)
             finally:
-                os.close(descriptor)
+                raw.close()  # else a buffer that still holds bytes writes them when it is collected, into
+                os.close(descriptor)  # whatever file has this number by then
             temporary.replace(path)
         except BaseException:
             with suppress(OSError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,12 +100,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def require_space(folder: Path, estimate: int) -> None:
+def require_space(folder: Path, most: int, estimate: Callable[[], int]) -> None:
     """Refuses a save before its first write where the disk cannot hold it.
 
     Args:
         folder: where the file goes.
-        estimate: expected size in bytes; 1.2 times as much must be free.
+        most: bytes that are enough whatever is written; where they are free nothing more is asked.
+        estimate: gives the expected size in bytes, which may take a while; 1.2 times as much must be free.
 
     Raises:
         StorageError: too little is free.
@@ -113,8 +114,10 @@ def require_space(folder: Path, estimate: int) -> None:
     with guarded("ask for the free space of", folder):
         system = os.statvfs(folder)
     free = system.f_bavail * system.f_frsize
-    needed = int(estimate * SPACE_FACTOR)
-    if system.f_blocks and free < needed:  # some file systems report no sizes at all
+    if not system.f_blocks or free >= most:  # some file systems report no sizes at all
+        return
+    needed = int(estimate() * SPACE_FACTOR)
+    if free < needed:
         full = OSError(errno.ENOSPC, f"about {needed:,} bytes are needed and {free:,} are free")
         raise storage_error("save into", folder, full)
 

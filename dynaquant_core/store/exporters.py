@@ -1,9 +1,9 @@
-"""Which exporter writes which kind of file: built-in ones, and what is installed through entry points."""
+"""Which exporter writes, and which importer reads, which kind of file: built-in ones, and installed ones."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -12,12 +12,23 @@ from typing import Any
 
 from dynaquant_core.errors import ConfigError, DependencyError
 
-__all__ = ["BUILT_IN", "ENTRY_POINTS", "Exporter", "exporter_names", "resolve_exporter"]
+__all__ = [
+    "BUILT_IN",
+    "ENTRY_POINTS",
+    "Exporter",
+    "Importer",
+    "exporter_names",
+    "resolve_exporter",
+    "resolve_importer",
+]
 
 #: Writes a state as loaded from a store to a path.
 Exporter = Callable[[Any, Path], None]
 
-ENTRY_POINTS = "dynaquant.exporters"
+#: Reads another program's checkpoint: (completed optimizer steps, state).
+Importer = Callable[[Path], tuple[int, Any]]
+
+ENTRY_POINTS, IMPORTERS = "dynaquant.exporters", "dynaquant.importers"
 
 BUILT_IN: Mapping[str, str] = {
     "pt": "dynaquant_core.store.export:to_pt",
@@ -36,7 +47,7 @@ SUFFIXES: Mapping[str, str] = {
 
 def exporter_names() -> list[str]:
     """Every name `resolve_exporter` knows: the built-in ones first, then installed ones."""
-    return [*BUILT_IN, *sorted(set(_installed()) - set(BUILT_IN))]
+    return [*BUILT_IN, *sorted(set(_installed(ENTRY_POINTS)) - set(BUILT_IN))]
 
 
 def resolve_exporter(to: str | None, path: str | os.PathLike[str]) -> Exporter:
@@ -60,15 +71,32 @@ def resolve_exporter(to: str | None, path: str | os.PathLike[str]) -> Exporter:
         module, _, attribute = BUILT_IN[name].partition(":")
         exporter: Exporter = getattr(import_module(module), attribute)
         return exporter
+    installed: Exporter = _load("exporter", name, _installed(ENTRY_POINTS), names)
+    return installed
+
+
+def resolve_importer(name: str) -> Importer:
+    """The installed importer of that name.
+
+    Raises:
+        ConfigError: there is none.
+        DependencyError: it is installed but cannot be imported.
+    """
+    found = _installed(IMPORTERS)
+    importer: Importer = _load("importer", name, found, sorted(found))
+    return importer
+
+
+def _load(kind: str, name: str, installed: Mapping[str, EntryPoint], names: Sequence[str]) -> Any:
     if name not in names:
         near = get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-        raise ConfigError(f"There is no exporter {name!r}; {hint}")
+        raise ConfigError(f"There is no {kind} {name!r}; {hint}")
     try:
-        return _installed()[name].load()  # type: ignore[no-any-return]
+        return installed[name].load()
     except (ImportError, AttributeError) as error:
-        raise DependencyError(f"exporter {name!r} is installed but fails to import: {error}.") from error
+        raise DependencyError(f"{kind} {name!r} is installed but fails to import: {error}.") from error
 
 
-def _installed() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+def _installed(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}

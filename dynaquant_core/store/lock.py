@@ -2,8 +2,8 @@
 
 A POSIX record lock is used: unlike `flock` it is not inherited by forked data loaders, so a killed training
 process lets go of it even while its children live on, and the system names the holder's process id.  Record
-locks do not exclude threads of one process; the table below does.  The lock file stays: removing it would
-race.
+locks do not exclude threads of one process; the table below does.  A store's lock file stays; where it is
+removed it is so by its holder, and who then holds a file without a name asks again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from dynaquant_core.errors import StoreLockedError
@@ -75,11 +76,18 @@ class WriterLock:
             if self._held_here() is None:  # nobody held it, or a finalizer has just let go of it
                 self._take_from_system()
 
-    def release(self) -> None:
-        """Gives the right back; without it nothing happens."""
+    def release(self, *, remove: bool = False) -> None:
+        """Gives the right back; without it nothing happens.
+
+        Args:
+            remove: whether the lock file goes too, while it is still held; whoever waits behind it notices.
+        """
         with _TABLE_GUARD:
             for key, held in list(_TABLE.items()):
                 if held.process == os.getpid() and held.owner() is self:
+                    if remove:
+                        with suppress(OSError):
+                            self._path.unlink()
                     del _TABLE[key]
                     os.close(held.descriptor)
 
@@ -112,7 +120,11 @@ class WriterLock:
                     raise self._refusal(holder, "another process") from error
                 raise
             status = os.fstat(descriptor)
+            if status.st_nlink == 0:  # its last holder removed it while this one waited to open it
+                os.close(descriptor)
+                return self._take_from_system()
         _TABLE[status.st_dev, status.st_ino] = _Held(descriptor, self)
+        return None
 
     def _refusal(self, process: int, who: str) -> StoreLockedError:
         return StoreLockedError(

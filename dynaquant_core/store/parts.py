@@ -17,8 +17,9 @@ from dynaquant_core.methods.base import Method, Reference
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.moments import moments_method
 from dynaquant_core.methods.registry import resolve_method
-from dynaquant_core.state import Role, TensorSpec, Tree, assign_roles, matches
+from dynaquant_core.state import Leaf, Role, TensorSpec, Tree, assign_roles, matches
 from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
+from dynaquant_core.threads import map_threads
 
 __all__ = ["Base", "Division", "HeldPart", "Settings", "config_data", "divide"]
 
@@ -76,14 +77,20 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
     methods = {"weights": method, "moments": settings.moments, "exact": Exact()}
     found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     refused: list[str] = []
-    for leaf in tree.leaves:
-        role, part = roles[leaf.name], "exact"
-        if leaf.source != "data" and not matches(leaf.name, settings.exact):
-            owner = _owner(role, method, settings)
-            if owner is not None and methods[owner].accepts(leaf.tensor):
-                part = owner
-            elif owner == "weights" and leaf.tensor.dim() > 1:
-                refused.append(leaf.name)
+
+    def owner_of(leaf: Leaf) -> str | None:
+        if leaf.source == "data" or matches(leaf.name, settings.exact):
+            return None
+        return _owner(roles[leaf.name], method, settings)
+
+    def part_of(leaf: Leaf) -> str:
+        """Whether a tensor is taken may need a look at every value."""
+        owner = owner_of(leaf)
+        return owner if owner is not None and methods[owner].accepts(leaf.tensor) else "exact"
+
+    for leaf, part in zip(tree.leaves, map_threads(part_of, tree.leaves), strict=True):
+        if part == "exact" and leaf.tensor.dim() > 1 and owner_of(leaf) == "weights":
+            refused.append(leaf.name)
         found[part][leaf.name] = leaf.tensor
     tensors = {part: members for part, members in found.items() if members}
     return Division(tensors, roles, methods, tuple(refused))
@@ -126,13 +133,23 @@ class Base:
     files: tuple[tuple[Any, tuple[int, int, int]], ...] = ()
 
     def fits(self, division: Division) -> bool:
-        """Whether every part has the tensors, specs, method and options of this base's."""
-        if set(self.parts) != set(division.tensors):
-            return False
-        return all(self._part_fits(part, division) for part in self.parts)
+        """Whether a delta can be written against this base: it has the same weights.
 
-    def _part_fits(self, part: str, division: Division) -> bool:
-        held, method = self.parts[part], division.methods[part]
+        A part that does not fit (a counter came, a list became longer) is then written to stand alone.
+        """
+        if "weights" in self.parts or "weights" in division.tensors:
+            return self.reference("weights", division) is not None
+        return any(self.reference(part, division) is not None for part in division.tensors)
+
+    def reference(self, part: str, division: Division) -> Reference | None:
+        """What a reader holds of a part whose tensors, specs, method and options are the same; else None."""
+        held = self.parts.get(part)
+        return held.reference if held is not None and self._part_fits(held, part, division) else None
+
+    def _part_fits(self, held: HeldPart, part: str, division: Division) -> bool:
+        if part not in division.tensors:
+            return False
+        method = division.methods[part]
         specs = {name: TensorSpec.of(tensor) for name, tensor in division.tensors[part].items()}
         same_method = held.written.method == method.name and held.written.options == method.options()
         return same_method and list(held.specs.items()) == list(specs.items())

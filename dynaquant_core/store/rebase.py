@@ -95,7 +95,8 @@ def _commit(scan: Scan, chain: Chain, parts: Mapping[str, Written], link: BaseLi
     described = {part: written for part, (written, _) in parts.items()}
     meta = replace(entry.meta, revision=_next_revision(scan, entry), base=link, parts=described)
     path = entry.path.with_name(checkpoint_name(meta.step, meta.sequence, meta.revision))
-    require_space(path.parent, sum(len(s.payload) for _, streams in parts.values() for s in streams))
+    size = sum(len(stream.payload) for _, streams in parts.values() for stream in streams)
+    require_space(path.parent, 2 * size, lambda: size)
     with atomic_file(path) as file:
         writer = FileWriter(file)
         for part, (_, streams) in parts.items():
@@ -121,16 +122,19 @@ def _as_delta(
     parts: dict[str, Written] = {}
     for part, value in held.items():
         theirs = under.get(part)
-        if theirs is None or (theirs.written.method, theirs.written.options) != (
-            value.written.method,
-            value.written.options,
-        ):
+        alike = theirs is not None and list(theirs.specs.items()) == list(value.specs.items())
+        if theirs is not None and alike and not _is_written_alike(theirs, value):
             return None
+        reference = theirs.reference if theirs is not None and alike else None  # else it stands alone
         streams = list(_streams(chain, part))
-        if not _decodes(chain.method(part), value, streams, theirs.reference):
+        if not _decodes(chain.method(part), value, streams, reference):
             return None
         parts[part] = value.written, streams
     return parts
+
+
+def _is_written_alike(left: HeldPart, right: HeldPart) -> bool:
+    return (left.written.method, left.written.options) == (right.written.method, right.written.options)
 
 
 def _streams(chain: Chain, part: str) -> Iterable[Stream]:

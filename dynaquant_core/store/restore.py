@@ -76,6 +76,8 @@ class _Lookup:
 
 
 def _tensors(held: Mapping[str, HeldPart], device: torch.device) -> dict[str, Tensor]:
+    if device.type == "cpu":
+        return {name: tensor for part in held.values() for name, tensor in part.reference.state().items()}
     return {name: tensor.to(device) for part in held.values() for name, tensor in part.reference.items()}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dynaquant_core.errors import ConfigError
+from dynaquant_core.errors import ConfigError, SaveError
 from dynaquant_core.format import FileWriter, TensorEntry
 from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream
 from dynaquant_core.state import TensorSpec, Tree
@@ -44,6 +44,7 @@ class Saving:
         live: name -> the tree's own tensors that the method will change; writing into them writes into the
             model (a search puts candidates there, and must put the originals back).
         space: the points a search may try.
+        base: what a delta would be written against; None where only a key can be.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Saving:
         division: Division,
         hints: Hints,
         base: Base | None,
-        write: Callable[[Sealed], CheckpointInfo],
+        write: Callable[[Sealed], CheckpointInfo] | None,
     ) -> None:
         self.step = step
         self.live: Mapping[str, Tensor] = division.tensors.get("weights", {})
@@ -61,7 +62,7 @@ class Saving:
         self._tree = tree
         self._division = division
         self._hints = hints
-        self._base = base
+        self.base = base
         self._write = write
         self._seconds = 0.0
 
@@ -89,12 +90,12 @@ class Saving:
                 f"method {method.name!r} takes a config of type {expected}, got {config!r:.120}."
             )
         if not self.live:
-            return NothingToDraft(config, is_key=self._base is None)
-        if self._base is None:
+            return NothingToDraft(config, is_key=self.base is None)
+        if self.base is None:
             return method.draft(self.live, None, config, self._hints)
-        delta = method.draft(self.live, self._base.parts["weights"].reference, config, self._hints)
-        clearly = CLEARLY_SMALLER * self._base.key_bytes
-        if delta.is_key or self._base.newest_bytes <= clearly or delta.size <= clearly:
+        delta = method.draft(self.live, self.base.parts["weights"].reference, config, self._hints)
+        clearly = CLEARLY_SMALLER * self.base.key_bytes
+        if delta.is_key or self.base.newest_bytes <= clearly or delta.size <= clearly:
             return delta
         key = method.draft(self.live, None, config, self._hints)
         return delta if delta.size < key.size else key
@@ -108,7 +109,7 @@ class Saving:
                 search_state), stored with the checkpoint.
         """
         started = time.perf_counter()
-        base = None if draft.is_key else self._base
+        base = None if draft.is_key else self.base
         drafts: dict[str, Draft] = {}
         for part, tensors in self._division.tensors.items():
             drafts[part] = draft if part == "weights" else self._plain_draft(part, tensors, base)
@@ -125,7 +126,8 @@ class Saving:
         method = self._division.methods[part]
         default = method.space(gradients=False).default
         hints = Hints(roles=self._division.roles)
-        return method.draft(tensors, base.parts[part].reference if base else None, default, hints)
+        reference = base.reference(part, self._division) if base else None
+        return method.draft(tensors, reference, default, hints)
 
     def _entries(self) -> tuple[TensorEntry, ...]:
         part_of, roles = self._division.part_of(), self._division.roles
@@ -141,7 +143,6 @@ class Sealed:
     Attributes:
         step: completed optimizer steps.
         base: the link that a delta will name; None for a key.
-        estimate: expected bytes of the file.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Sealed:
         division: Division,
         base: Base | None,
         report: dict[str, Any],
-        write: Callable[[Sealed], CheckpointInfo],
+        write: Callable[[Sealed], CheckpointInfo] | None,
     ) -> None:
         self.step = step
         self.base = base
@@ -168,8 +169,11 @@ class Sealed:
         """Encodes into one file, commits it, then lets retention remove what may go.
 
         Raises:
+            SaveError: the save was begun without a place to write to.
             StorageError: the system refused; nothing of the store is lost.
         """
+        if self._write is None:
+            raise SaveError(f"The save of step {self.step} was begun without a place to write to.")
         return self._write(self)
 
     @property
@@ -178,6 +182,10 @@ class Sealed:
         return self.base.link if self.base else None
 
     @property
+    def most(self) -> int:
+        """Bytes that the file has room in, whatever it comes to: twice what the state takes itself."""
+        return 2 * sum(entry.spec.nbytes for entry in self.entries) + (1 << 20)
+
     def estimate(self) -> int:
         """Bytes that the file will have at least, about: a refusal on its ground must not be wrong.
 

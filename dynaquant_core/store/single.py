@@ -51,7 +51,7 @@ def begin_file(
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model)
 
     def write(sealed: Sealed) -> CheckpointInfo:
-        require_space(path.parent, sealed.estimate)
+        require_space(path.parent, sealed.most, sealed.estimate)
         meta = Meta(sealed.step, 0, 0, None, sealed.parts, sealed.report)
         _, seconds = write_file(path, sealed, meta)
         return replace(read_entry(path).info, seconds=seconds)

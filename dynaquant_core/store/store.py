@@ -17,14 +17,12 @@ from torch import Tensor
 from dynaquant_core.config import require
 from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.methods.base import Method
-from dynaquant_core.methods.registry import method_for_config
-from dynaquant_core.state import flatten
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain, Link
 from dynaquant_core.store.exporters import resolve_exporter
-from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo, Problem
-from dynaquant_core.store.parts import Base, Division, Settings, divide
+from dynaquant_core.store.parts import Base, Division, Settings
+from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.reader import Reader
 from dynaquant_core.store.restore import fill, part_of_state, require_fit, whole_state
 from dynaquant_core.store.retention import Policy
@@ -164,15 +162,10 @@ class CheckpointStore:
         config: Any = None,
     ) -> Saving:
         """Begins a save whose configuration is yet to be found; see `saving.Saving`, arguments as `save`."""
-        require(type(step) is int and 0 <= step < 1 << 63, f"step must be a whole number >= 0, got {step!r}.")
-        tree = flatten(state)
-        method = method_for_config(config, self._settings.weights)
-        division = divide(tree, self._settings, method)
-        base = self._session.prepare(division)
-        self._tell(division)
-        weights = division.tensors.get("weights", {})
-        hints = hints_for(weights, division.roles, gradients, model)
-        return Saving(step, tree, division, hints, base, self._session.commit)
+        prepared = prepare(self._settings, step, state, gradients=gradients, model=model, config=config)
+        base = self._session.prepare(prepared.division)
+        self._tell(prepared.division)
+        return prepared.saving(base, self._session.commit)
 
     def _tell(self, division: Division) -> None:
         """Logs, once a tensor, which large floating tensors of the model the method does not take."""

@@ -25,7 +25,7 @@ from dynaquant_core.store.pins import read_pins
 from dynaquant_core.store.retention import Policy, current, retired, total
 from dynaquant_core.store.saving import Sealed
 
-__all__ = ["Writer", "write_file"]
+__all__ = ["Writer", "next_base", "write_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +58,13 @@ class Writer:
         scan = self._catalogue.scan()
         self._require_base(scan, sealed)
         self._require_budget(scan, sealed)
-        require_space(self._folder, sealed.estimate)
+        require_space(self._folder, sealed.most, sealed.estimate)
         meta = Meta(sealed.step, scan.next_sequence(), 0, sealed.link, sealed.parts, sealed.report)
         path = self._folder / checkpoint_name(meta.step, meta.sequence)
         parts, seconds = write_file(path, sealed, meta)
         entry = read_entry(path)
         self.tidy()
-        return replace(entry.info, seconds=seconds), _next_base(entry, sealed.base, parts)
+        return replace(entry.info, seconds=seconds), next_base(entry, sealed.base, parts)
 
     def tidy(self) -> None:
         """Removes what retention lets go and what dead saves left behind.
@@ -110,7 +110,7 @@ class Writer:
         newest = current(scan.entries)
         pinned = [newest[step] for step in read_pins(self._folder) if step in newest]
         base = scan.by_digest(sealed.link.digest) if sealed.link else None
-        must_stay = total([*pinned, *([base] if base else [])], scan.entries) + sealed.estimate
+        must_stay = total([*pinned, *([base] if base else [])], scan.entries) + sealed.estimate()
         if must_stay > budget:
             raise BudgetError(
                 f"Saving step {sealed.step} would need about {must_stay:,} bytes with the checkpoints that "
@@ -138,7 +138,8 @@ def write_file(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPa
     return parts, {**seconds, "commit": time.perf_counter() - encoded}
 
 
-def _next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Base:
+def next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Base:
+    """What the checkpoint after ``entry`` may be written against."""
     here: tuple[Any, ...] = ((entry.path, file_identity(entry.path)),)
     return Base(
         link=BaseLink(entry.step, entry.meta.sequence, entry.digest),

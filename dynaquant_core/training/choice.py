@@ -12,13 +12,13 @@ from torch import Tensor
 
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.methods.base import Draft, Space
-from dynaquant_core.search.manager import Decision, Manager
+from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.memory import SearchState
-from dynaquant_core.search.quality import Mode, Quality
+from dynaquant_core.search.quality import Mode
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.trial import Trial
 
-__all__ = ["Choice", "Chooser", "Drafting", "Promise"]
+__all__ = ["Choice", "Chooser", "Drafting", "Promise", "Question", "Verdict", "search_alone"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,61 @@ class Choice:
     error: EvaluationError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a search ended.
+
+    Args:
+        draft: the chosen one.
+        report: of the search, for the file.
+        state: for the next search.
+    """
+
+    draft: Draft
+    report: dict[str, Any]
+    state: SearchState
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the search of one save is about.
+
+    Args:
+        saving: the save.
+        draft: makes its drafts.
+        promise: what to keep.
+        manager: of the search.
+        state: of the last search.
+    """
+
+    saving: Drafting
+    draft: Callable[[Any], Draft]
+    promise: Promise
+    manager: Manager
+    state: SearchState
+
+
+def search_alone(question: Question) -> Verdict:
+    """One candidate after the other, in this process; the live tensors end as they were.
+
+    Raises:
+        EvaluationError: evaluate failed, or the reference is not finite.
+    """
+    promise = question.promise
+    with Trial(question.saving.live, promise.evaluation) as trial:
+        reference = trial.reference()
+        decision = question.manager.choose(
+            question.saving.space,
+            question.draft,
+            lambda draft: trial.measure(draft.decoded),
+            reference,
+            promise.threshold,
+            promise.mode,
+            question.state,
+        )
+    return Verdict(decision.draft, decision.report(reference), decision.state)
+
+
 class Chooser:
     """Chooses one draft a save, remembering what it learnt.
 
@@ -92,45 +147,32 @@ class Chooser:
         self._manager = manager
         self._said = False
 
-    def choose(self, saving: Drafting) -> Choice:
+    def choose(self, saving: Drafting, search: Callable[[Question], Verdict] = search_alone) -> Choice:
         """Drafts and, where there is a promise, measures; the live tensors end as they were.
 
         An evaluate that fails, and a reference that is not finite, give the exact draft and the error.
+
+        Args:
+            saving: the save.
+            search: answers the question and raises as `search_alone`.
         """
         if self._promise is None:
             return self._default(saving)
         started = time.perf_counter()
         drafts = _Timed(saving.draft)
+        question = Question(saving, drafts, self._promise, self._manager, self.state)
         try:
-            reference, decision = self._search(saving, drafts, self._promise)
+            verdict = search(question)
         except EvaluationError as error:
             return self._exact(saving, error, time.perf_counter() - started)
-        self.state = decision.state
-        if decision.beyond:
-            logger.warning("nothing in the search space keeps the threshold: storing %s", decision.config)
-        making = drafts.seconds(decision.draft)
+        self.state = verdict.state
+        making = drafts.seconds(verdict.draft)
         return Choice(
-            decision.draft,
-            decision.report(reference),
+            verdict.draft,
+            verdict.report,
             search_seconds=time.perf_counter() - started - making,
             draft_seconds=making,
         )
-
-    def _search(
-        self, saving: Drafting, drafts: Callable[[Any], Draft], promise: Promise
-    ) -> tuple[Quality, Decision]:
-        with Trial(saving.live, promise.evaluation) as trial:
-            reference = trial.reference()
-            decision = self._manager.choose(
-                saving.space,
-                drafts,
-                lambda draft: trial.measure(draft.decoded),
-                reference,
-                promise.threshold,
-                promise.mode,
-                self.state,
-            )
-        return reference, decision
 
     def _default(self, saving: Drafting) -> Choice:
         config = saving.space.default

@@ -26,6 +26,9 @@ class Evaluation:
         evaluate: takes nothing, or the model as given to the Checkpointer; returns a number, or one a batch.
         model: the model, or a mapping of several.
 
+    Attributes:
+        models: whose flags and buffers are looked after.
+
     Raises:
         ConfigError: ``evaluate`` cannot be called, or wants more than one argument.
 
@@ -40,7 +43,7 @@ class Evaluation:
     def __init__(self, evaluate: Callable[..., Any], model: nn.Module | Mapping[str, nn.Module]) -> None:
         self._evaluate = evaluate
         self._arguments = (model,) if _wants_model(evaluate) else ()
-        self._models = [model] if isinstance(model, nn.Module) else list(model.values())
+        self.models = [model] if isinstance(model, nn.Module) else list(model.values())
 
     def __call__(self) -> Quality:
         """The quality of the models as they are; it may be not finite.
@@ -48,8 +51,8 @@ class Evaluation:
         Raises:
             EvaluationError: evaluate raised (chained), or returned something else than numbers.
         """
-        with untouched(self._models), torch.no_grad():
-            for model in self._models:
+        with untouched(self.models), torch.no_grad():
+            for model in self.models:
                 model.eval()
             torch.clear_autocast_cache()  # inside autocast, cached casts would be of other weights
             try:

@@ -14,7 +14,7 @@ from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
 
-__all__ = ["Resumed", "resume"]
+__all__ = ["Resumed", "resume", "search_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def resume(store: CheckpointStore, subject: Subject, step: int | None) -> Resume
         raise
     completed = _completed(tree)
     put_back(subject, tree)
-    return Resumed(completed, _search_state(store.loaded))
+    return Resumed(completed, search_state(store.loaded))
 
 
 def _completed(tree: Any) -> int:
@@ -68,7 +68,7 @@ def _completed(tree: Any) -> int:
     return completed
 
 
-def _search_state(info: CheckpointInfo | None) -> SearchState:
+def search_state(info: CheckpointInfo | None) -> SearchState:
     """What the search recorded; a new search where there is no record, or one of another version."""
     recorded = None if info is None else info.report.get("search_state")
     if recorded is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.tree import IGNORED, PACKAGE, ROOT, modules, text_files
+from tests.project.tree import IGNORED, INTEGRATIONS, PACKAGE, ROOT, integrations, modules, text_files
 
 LINES_A_FILE = 400
 MEDIAN_LINES = 180
@@ -31,7 +31,8 @@ def test_no_file_is_long() -> None:
 
 
 def test_the_median_module_is_short() -> None:
-    lines = [path.read_text(encoding="utf-8").count("\n") for path in modules().values()]
+    paths = [*modules().values(), *integrations().values()]
+    lines = [path.read_text(encoding="utf-8").count("\n") for path in paths]
     assert statistics.median(lines) < MEDIAN_LINES
 
 
@@ -69,6 +70,8 @@ def test_the_wheel_holds_every_module_the_configs_and_py_typed(wheel: Path) -> N
     with zipfile.ZipFile(wheel) as archive:
         shipped = set(archive.namelist())
     wanted = {str(path.relative_to(ROOT)) for path in modules().values()}
+    wanted |= {str(path.relative_to(INTEGRATIONS)) for path in integrations().values()}
+    wanted |= {f"{name}/py.typed" for name in integrations() if "." not in name}
     wanted |= {f"dynaquant_core/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     assert wanted | {"dynaquant_core/py.typed"} <= shipped
     assert "dynaquant_core/configs/quickstart.yaml" in shipped

@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dynaquant_core"
+INTEGRATIONS = ROOT / "integrations"
 
 #: What tools leave behind; kept in step with .gitignore by `test_the_walk_skips_what_git_ignores`.
 IGNORED = (
@@ -46,10 +47,19 @@ def text_files() -> Iterator[tuple[Path, str]]:
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name -> file of every module of the package; a package's own name stands for its __init__."""
+    """Dotted name -> file of every module of the core; a package's own name stands for its __init__."""
+    return _modules(PACKAGE, ROOT)
+
+
+def integrations() -> dict[str, Path]:
+    """The same of the packages for training frameworks, which lie in a folder of their own."""
+    return _modules(INTEGRATIONS, INTEGRATIONS)
+
+
+def _modules(folder: Path, base: Path) -> dict[str, Path]:
     found = {}
-    for path in files(PACKAGE):
+    for path in files(folder):
         if path.suffix == ".py":
-            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = path.relative_to(base).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found

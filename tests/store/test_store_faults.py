@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store.commit import atomic_file, write_atomically
 from tests.store.kit import exact_store, filled, is_same, leftovers, small_state
 
 OPERATIONS = ("open", "write", "fsync", "replace", "unlink", "mkdir")
@@ -229,3 +231,20 @@ def test_the_order_in_which_a_save_becomes_durable(tmp_path: Path, monkeypatch: 
     events.clear()
     store.save(2, small_state(2))
     assert [event for event in events if event != "write file"] == [*committed, "unlink file", "fsync store"]
+
+
+def test_bytes_of_a_failed_write_never_reach_a_later_file(tmp_path: Path) -> None:
+    """A buffer that is collected late must not write: its descriptor's number is another file's by then."""
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        with pytest.raises(dq.StorageError) as failure:
+            write_atomically(tmp_path / "first", b"old")
+    with atomic_file(tmp_path / "second") as file:
+        file.write(b"new")
+        del failure
+        gc.collect()
+    assert (tmp_path / "second").read_bytes() == b"new"

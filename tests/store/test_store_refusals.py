@@ -104,7 +104,7 @@ def test_a_disk_that_fills_up_while_writing(
     small_disk: Path, filler: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check beforehand is switched off, so that a write itself meets the end of the disk."""
-    monkeypatch.setattr("dynaquant_core.store.writer.require_space", lambda folder, estimate: None)
+    monkeypatch.setattr("dynaquant_core.store.writer.require_space", lambda folder, most, estimate: None)
     store = exact_store(small_disk, max_chain=0)
     store.save(1, small_state(1))
     free = shutil.disk_usage(small_disk).free

@@ -1,0 +1,114 @@
+"""A board that the ranks of a job write short notes on, for each other to read.
+
+It lies in the key-value store through which torch.distributed was set up.  Unlike with a collective, the one
+who waits knows whose note is missing, a wait that is given up leaves nothing behind that could hang, and a
+rank that comes too late finds what the others decided.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from dynaquant_core.errors import EvaluationError
+
+__all__ = ["Board"]
+
+#: Seconds between two looks, at first and at most.
+SHORTEST, LONGEST = 0.0005, 0.02
+
+
+class Board:
+    """The notes of one search.
+
+    Args:
+        name: the same on all ranks, and never used before.
+
+    Attributes:
+        rank: of this process.
+        ranks: how many there are.
+
+    Raises:
+        EvaluationError: this process group has no store (MPI has none).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.rank = distributed.get_rank()
+        self.ranks = distributed.get_world_size()
+        store = distributed_c10d._get_default_store()
+        if store is None:
+            raise EvaluationError(
+                f"the process group ({distributed.get_backend()}) has no store through which the ranks could "
+                "share the search; initialise it with gloo or nccl."
+            )
+        self._store = distributed_c10d.PrefixStore(f"dynaquant/{name}", store)
+
+    def post(self, note: str, data: Mapping[str, Any]) -> None:
+        """Puts a note up, JSON-ready data, for any rank to read.
+
+        Raises:
+            EvaluationError: the store is gone.
+        """
+        try:
+            self._store.set(note, json.dumps(data))
+        except RuntimeError as error:
+            raise _gone(error) from error
+
+    def read(self, note: str, writer: int, patience: float) -> dict[str, Any]:
+        """The note that rank ``writer`` puts up, once it is there; arguments and errors as `gather`."""
+        return self.gather({writer: note}, patience)[writer]
+
+    def gather(self, notes: Mapping[int, str], patience: float) -> dict[int, dict[str, Any]]:
+        """The notes that several ranks put up, once all are there.
+
+        Args:
+            notes: rank -> name of its note.
+            patience: seconds to wait for them.
+
+        Raises:
+            EvaluationError: a rank did not put its note up in time; names it.  Or the store is gone.
+        """
+        try:
+            silent = self._await(notes, patience)
+            if silent:
+                raise EvaluationError(
+                    f"{_listed(silent)} of {self.ranks} did not answer within {patience:g} s while the ranks "
+                    "searched together; look at its log (a longer DYNAQUANT_DEADLINE gives it more time)."
+                )
+            return {rank: json.loads(self._store.get(note)) for rank, note in notes.items()}
+        except RuntimeError as error:
+            raise _gone(error) from error
+
+    def take_down(self, notes: Sequence[str]) -> None:
+        """Removes notes that everybody has read, where the store can."""
+        with suppress(RuntimeError, NotImplementedError):
+            for note in notes:
+                self._store.delete_key(note)
+
+    def _await(self, notes: Mapping[int, str], patience: float) -> list[int]:
+        """Looks until all notes are there; the ranks whose note is not when patience ends."""
+        deadline, pause = time.monotonic() + patience, SHORTEST
+        while not self._store.check(list(notes.values())):
+            if time.monotonic() >= deadline:
+                return [rank for rank, note in notes.items() if not self._store.check([note])]
+            time.sleep(pause)
+            pause = min(1.5 * pause, LONGEST)
+        return []
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _gone(error: RuntimeError) -> EvaluationError:
+    reason = str(error).strip().split("\n", maxsplit=1)[0]
+    return EvaluationError(
+        f"rank 0 is gone: its store cannot be reached any more ({reason}); the search could not be finished."
+    )

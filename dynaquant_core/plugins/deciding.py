@@ -1,0 +1,160 @@
+"""What a save will store: found by one rank, or by all of them together before one of them writes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dynaquant_core.errors import DynaQuantError, EvaluationError
+from dynaquant_core.plugins.agreement import Stand, compared, deadline, rank, ranks
+from dynaquant_core.plugins.watched import Watched
+from dynaquant_core.store.saving import Saving
+from dynaquant_core.store.trail import Trail
+from dynaquant_core.training.choice import Choice
+
+__all__ = ["Chosen", "Decider"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A save that has begun and what it will store.
+
+    Args:
+        saving: that the drafts are of.
+        choice: what to store.
+        gradients: that the drafts were made with.
+        held: seconds that the calling thread was held, the search left out.
+    """
+
+    saving: Saving
+    choice: Choice
+    gradients: dict[str, Tensor] | None
+    held: float
+
+
+class Decider:
+    """Begins saves and chooses what they store.
+
+    Args:
+        trail: that the saves are of.
+        watched: model, gradients and quality.
+    """
+
+    def __init__(self, trail: Trail, watched: Watched) -> None:
+        self._trail = trail
+        self._watched = watched
+
+    def together(self, step: int, tree: Any, problem: DynaQuantError | None) -> Chosen | None:
+        """Chooses for a save of ``step`` that follows; all ranks call it.
+
+        Args:
+            step: completed optimizer steps.
+            tree: that a checkpoint can hold.
+            problem: what went wrong on this rank before; it is raised here, after the others have heard.
+
+        Returns:
+            The choice on the rank that writes; None on the others, which only remember what it comes to.
+
+        Raises:
+            EvaluationError: on the ranks that do not write; the writer commits an exact checkpoint first.
+            DynaQuantError: the save cannot begin, here or on another rank.
+        """
+        if ranks() == 1:
+            if problem is not None:
+                raise problem
+            return self.alone(step, tree)
+        started = time.perf_counter()
+        gradients = self._watched.gradients()
+        saving = self._begin_together(step, tree, gradients, problem)
+        choice = self._unsearched(saving) or self._choice_together(saving)
+        if rank() == 0:
+            return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
+        self._trail.follow(saving, choice.draft)
+        self._watched.begin_interval()
+        if choice.error is not None:
+            raise choice.error
+        return None
+
+    def alone(self, step: int, tree: Any) -> Chosen:
+        """Chooses on this rank."""
+        started = time.perf_counter()
+        gradients = self._watched.gradients()
+        saving = self._trail.begin(step, tree, gradients=gradients, model=self._watched.model)
+        choice = self._unsearched(saving) or self._watched.chooser.choose(saving)
+        return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
+
+    def final(self, step: int, tree: Any, chosen: Chosen | None) -> Chosen:
+        """The save of ``tree`` with a choice made before, if that was for this save; else with a new one."""
+        if chosen is None:
+            return self.alone(step, tree)
+        started = time.perf_counter()
+        saving = self._trail.begin(
+            step, tree, gradients=chosen.gradients, model=self._watched.model, like=chosen.saving
+        )
+        if not _serves(chosen, saving):
+            logger.warning(
+                "the state to save at step %d is not the one that was searched: the search is made again",
+                step,
+            )
+            return self.alone(step, tree)
+        held = chosen.held + time.perf_counter() - started
+        return Chosen(saving, chosen.choice, chosen.gradients, held)
+
+    def _begin_together(
+        self, step: int, tree: Any, gradients: dict[str, Tensor] | None, problem: DynaQuantError | None
+    ) -> Saving:
+        """Begins the save on every rank against the same base, or on none against any."""
+        saving = None
+        if problem is None:
+            try:
+                saving = self._trail.begin(step, tree, gradients=gradients, model=self._watched.model)
+            except DynaQuantError as error:
+                problem = error
+        stands = compared(step, self._stand(saving, problem))
+        if saving is None:
+            assert problem is not None
+            raise problem
+        first = stands[0]
+        if {stand.lineage for stand in stands} == {first.lineage}:
+            self._trail.share(saving, first.key_bytes, first.newest_bytes)
+        else:
+            logger.info("the ranks hold different bases, so step %d is written as a key", step)
+            saving.base = None
+        return saving
+
+    def _unsearched(self, saving: Saving) -> Choice | None:
+        """What to store where there is nothing to search, or no way to; None: the search decides."""
+        if not saving.live:
+            return Choice(saving.draft())  # everything is exact
+        if self._watched.sees(saving.live):
+            return None
+        error = EvaluationError(
+            f"the state to save at step {saving.step} holds copies of the model's tensors only, so no "
+            "candidate could be evaluated; the checkpoint is exact."
+        )
+        return Choice(saving.draft(saving.space.beyond[-1]), error=error)
+
+    def _choice_together(self, saving: Saving) -> Choice:
+        from dynaquant_core.plugins.parallel import choose_together  # not every torch is built for it
+
+        return choose_together(self._watched.chooser, saving, deadline())
+
+    def _stand(self, saving: Saving | None, problem: DynaQuantError | None) -> Stand:
+        if saving is None:
+            return Stand(problem=f"{type(problem).__name__}: {problem}")
+        if saving.base is None:
+            return Stand()
+        return Stand(self._trail.lineage, saving.base.key_bytes, saving.base.newest_bytes)
+
+
+def _serves(chosen: Chosen, saving: Saving) -> bool:
+    """Whether a choice is one for this save: of the same tensors, against the same base."""
+    mine, theirs = saving.live, chosen.saving.live
+    same = list(mine) == list(theirs) and all(mine[name].is_set_to(theirs[name]) for name in mine)
+    return same and (chosen.choice.draft.is_key or chosen.saving.base is saving.base)

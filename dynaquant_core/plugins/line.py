@@ -1,0 +1,99 @@
+"""Jobs in the background, one after the other, in the order in which they were given."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from dynaquant_core.errors import SaveError
+
+__all__ = ["Line"]
+
+logger = logging.getLogger(__name__)
+
+
+class Line:
+    """Runs jobs on one thread of its own; the first failure comes back to the calling thread.
+
+    After a failure everything that waits is dropped: a removal that was asked for because a newer checkpoint
+    was on its way must not happen when that one never came.  The thread ends when nothing waits and is not a
+    daemon: a program that ends without waiting still finishes its writes.
+
+    Example:
+        >>> line, done = Line(), []
+        >>> for number in range(3):
+        ...     line.put("append", lambda number=number: done.append(number))
+        >>> line.wait(); done
+        [0, 1, 2]
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Condition()
+        self._waiting: deque[tuple[str, Callable[[], object]]] = deque()
+        self._running = False
+        self._error: BaseException | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits, and no failure is still to be told."""
+        with self._guard:
+            return not self._running and self._error is None
+
+    def put(self, what: str, job: Callable[[], object]) -> None:
+        """Adds a job and returns; ``what`` says in the log what was dropped."""
+        with self._guard:
+            if self._error is not None:
+                self._drop(what)
+                return
+            self._waiting.append((what, job))
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._work, name="dynaquant-save", daemon=False).start()
+
+    def join(self) -> None:
+        """Waits until nothing runs or waits; failures stay to be told."""
+        with self._guard:
+            self._guard.wait_for(lambda: not self._running)
+
+    def check(self) -> None:
+        """Raises SaveError, once, if a job has failed; never waits."""
+        with self._guard:
+            error, self._error = self._error, None
+        if error is not None:
+            raise SaveError(
+                f"a checkpoint could not be written in the background ({type(error).__name__}: {error}); "
+                "training is untouched and the checkpoints before it are whole."
+            ) from error
+
+    def wait(self) -> None:
+        """`join`, then `check`."""
+        self.join()
+        self.check()
+
+    def _work(self) -> None:
+        while True:
+            with self._guard:
+                if not self._waiting:
+                    self._running = False
+                    self._guard.notify_all()
+                    return
+                what, job = self._waiting.popleft()
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001 - carried to the calling thread, never dropped
+                logger.error("%s failed in the background: %s", what, error)
+                self._fail(error)
+            finally:
+                del job  # it may hold codes as large as the model
+
+    def _fail(self, error: BaseException) -> None:
+        with self._guard:
+            self._error = error
+            for what, _ in self._waiting:
+                self._drop(what)
+            self._waiting.clear()
+
+    def _drop(self, what: str) -> None:
+        logger.warning("not done, as a save before it failed: %s", what)

@@ -1,0 +1,311 @@
+"""What a framework's plugin talks to: one run whose checkpoints are the framework's own folders."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaquant_core.config import require
+from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.plugins.deciding import Chosen, Decider
+from dynaquant_core.plugins.folder import copy_checkpoint, remove_folder, replacing
+from dynaquant_core.plugins.line import Line
+from dynaquant_core.plugins.marker import Marker, versions_of
+from dynaquant_core.plugins.options import PluginOptions
+from dynaquant_core.plugins.reading import on_marker, with_rest
+from dynaquant_core.plugins.rest import split
+from dynaquant_core.plugins.watched import Models, Optimizers, Watched
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.saving import Sealed
+from dynaquant_core.training.checkpointer import DISABLE
+from dynaquant_core.training.resume import search_state
+
+__all__ = ["PluginRun"]
+
+logger = logging.getLogger(__name__)
+
+#: "s3://bucket/x", and what is left of it once somebody made a Path of it.
+REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+class PluginRun:
+    """Saves into folders that a framework names and removes as it likes, and loads from them.
+
+    Each folder stands alone: it holds, hard-linked, every file that its checkpoint builds on.  The calling
+    thread drafts and searches; encoding and committing happen on one background thread, in order with copies
+    and removals.  Saving changes nothing of the training, bit for bit.
+
+    Args:
+        options: how checkpoints are made.
+        framework: whose they are, as "lightning"; written into each.
+        report: called on the training thread with the info of each checkpoint once it is committed.
+
+    Attributes:
+        enabled: False where DYNAQUANT_DISABLE is set: nothing is saved, copied or removed, loading works.
+        last: the checkpoint committed last; None before the first.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 2)
+        >>> run = PluginRun(PluginOptions(exact=("*",)), framework="none")
+        >>> run.watch(model, [])
+        >>> run.save("step-1.ckpt", 1, {"model": model.state_dict()})
+        >>> run.wait().step, list(run.load("step-1.ckpt")["model"])
+        (1, ['weight', 'bias'])
+        >>> run.close()
+    """
+
+    def __init__(
+        self,
+        options: PluginOptions,
+        *,
+        framework: str,
+        report: Callable[[CheckpointInfo], None] | None = None,
+    ) -> None:
+        self.enabled = os.environ.get(DISABLE, "") in {"", "0"}
+        self.last: CheckpointInfo | None = None
+        self._framework, self._versions = framework, versions_of(framework)
+        self._report = report
+        self._raises = options.on_error == "raise"
+        self._trail = options.trail()
+        self._watched = Watched(options, self._trail.method)
+        self._line = Line()
+        self._decider = Decider(self._trail, self._watched)
+        self._chosen: tuple[int, Chosen] | None = None  # for the save of that step
+        self._committed: deque[CheckpointInfo] = deque()
+        if not self.enabled:
+            logger.warning("%s is set: no checkpoint is saved", DISABLE)
+
+    # -- what is trained ---------------------------------------------------------------------------
+
+    def watch(
+        self, model: Models, optimizers: Optimizers, *, evaluate: Callable[..., Any] | None = None
+    ) -> None:
+        """Watches a model and its optimizers; the same ones again change nothing, others replace them.
+
+        Args:
+            model: a module, or name -> module.
+            optimizers: whose steps end with the gradients to average; one, several, or by name.
+            evaluate: the framework's own measure, used where the options have none.
+
+        Raises:
+            ConfigError: something is no model, no optimizer or no function.
+        """
+        self._watched.set(model, optimizers if self.enabled else (), evaluate)
+
+    def look_ahead(self, steps_left: int | None) -> None:
+        """Tells how many optimizer steps are left until the next save.
+
+        Args:
+            steps_left: 0 or more; None: unknown, nothing is recorded and Adam's moments serve.
+
+        Raises:
+            SaveError: a save in the background failed since the last call.
+        """
+        self._tell()
+        with self._on_error():
+            self._line.check()
+        self._watched.follow(steps_left)
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def choose(self, step: int, tree: Any) -> None:
+        """Searches for what the save of ``step`` that follows will store.
+
+        With more than one rank this is a collective: all ranks call it, and the rank that writes saves.
+
+        Args:
+            step: completed optimizer steps.
+            tree: as it will be given to `save`; its tensors are the model's own.
+
+        Raises:
+            DynaQuantError: as `save`; the next save then searches by itself.
+        """
+        if not self.enabled:
+            return
+        self._chosen = None
+        problem = None
+        try:
+            self._settle()  # the next delta is drafted against the checkpoint that is being written
+            plain, _ = split(tree)
+        except DynaQuantError as error:
+            problem, plain = error, None
+        with self._on_error():
+            chosen = self._decider.together(step, plain, problem)
+            self._chosen = None if chosen is None else (step, chosen)
+
+    def save(self, folder: str | os.PathLike[str], step: int, tree: Any) -> None:
+        """Saves a state as the checkpoint ``folder``; when this returns, the state may change again.
+
+        Args:
+            folder: is made, or filled beside what others put there; a checkpoint in it is replaced.
+            step: completed optimizer steps.
+            tree: the state; its tensors are the model's own.  Objects of any class may be in it.
+
+        Raises:
+            SaveError: the save before failed in the background; nothing was saved now.
+            EvaluationError: evaluate failed; an exact checkpoint was committed instead.
+            UnsupportedStateError: the state holds what can be saved in no way.
+            DynaQuantError: this save failed on this thread; training may go on.
+        """
+        if not self.enabled:
+            return
+        started = time.perf_counter()
+        try:
+            self._settle()  # never two saves in memory, and a delta needs its base
+            with self._on_error():
+                self._save(_local(folder), step, tree, started)
+        finally:
+            self._chosen = None
+            self._watched.begin_interval()
+
+    def copy(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+        """Gives a checkpoint a second folder, after the saves that are under way; hard links where it can.
+
+        What goes wrong is told by the next call, as for a save.
+        """
+        if self.enabled:
+            job = partial(copy_checkpoint, _local(source), _local(target))
+            self._line.put(f"the copy of {source} to {target}", job)
+
+    def remove(self, folder: str | os.PathLike[str]) -> None:
+        """Removes a folder, or a native file, after the saves that are under way.
+
+        It stays, and the log says so, where one of those saves fails: it may be the last whole one.
+        """
+        if not self.enabled:
+            logger.warning("%s is set: %s is not removed", DISABLE, folder)
+            return
+        job = partial(_remove, _local(folder))
+        if self._line.idle:
+            job()
+        else:
+            self._line.put(f"the removal of {folder}", job)
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def load(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        weights_only: bool = True,
+    ) -> Any:
+        """The state as it was given to `save`; the next save may be a delta against it.
+
+        Waits for saves under way.  Arguments and errors as `reading.read_tree`.
+        """
+        self._line.join()
+        place = _local(folder)
+
+        def action(marker: Marker) -> Any:
+            tree = self._trail.load(place, marker.link, device)
+            return with_rest(place, marker, tree, weights_only=weights_only)
+
+        tree = on_marker(place, action)
+        self._watched.chooser.state = search_state(self._trail.loaded)
+        return tree
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def wait(self) -> CheckpointInfo | None:
+        """Waits until everything in the background is done; returns the info of the last checkpoint.
+
+        Raises:
+            SaveError: something failed since the last call.
+        """
+        self._settle()
+        return self.last
+
+    def close(self) -> None:
+        """Waits, takes hooks off and lets go of the model and of open files; the run can be used again.
+
+        Raises:
+            SaveError: something failed since the last call.
+        """
+        try:
+            self.wait()
+        finally:
+            self._chosen = None
+            self._watched.close()
+            self._trail.forget()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _save(self, folder: Path, step: int, tree: Any, started: float) -> None:
+        plain, rest = split(tree)
+        data = rest.as_bytes() if rest else None
+        before = self._chosen[1] if self._chosen and self._chosen[0] == step else None
+        begun = time.perf_counter()
+        chosen = self._decider.final(step, plain, before)
+        sealing = time.perf_counter()
+        sealed = chosen.saving.seal(chosen.choice.draft, chosen.choice.report)
+        now = time.perf_counter()
+        sealed.report["seconds"] = {
+            "collector": self._watched.seconds(),
+            "held": begun - started + chosen.held + now - sealing,
+            "search": chosen.choice.search_seconds,
+            "draft": chosen.choice.draft_seconds + now - sealing,
+        }
+        error = chosen.choice.error
+        del chosen, before, plain
+        self._chosen = None  # the job must not keep what refers to the live state
+        self._line.put(f"the save of step {step} to {folder}", partial(self._commit, sealed, folder, data))
+        if error is not None:
+            self._line.wait()
+            raise error
+
+    def _commit(self, sealed: Sealed, folder: Path, rest: bytes | None) -> None:
+        """Runs on the background thread."""
+        with replacing(folder) as place:
+            info, link = self._trail.commit(sealed, place.folder)
+            file = None if rest is None else place.write_rest(rest)
+            place.settle(Marker(self._framework, link, self._versions, file), self._trail.names)
+        self.last = info
+        self._committed.append(info)
+
+    def _settle(self) -> None:
+        """Waits for the background, and tells what became of it."""
+        self._line.join()
+        self._tell()
+        with self._on_error():
+            self._line.check()
+
+    def _tell(self) -> None:
+        while self._committed:
+            info = self._committed.popleft()
+            if self._report is not None:
+                self._report(info)
+
+    @contextmanager
+    def _on_error(self) -> Iterator[None]:
+        """Raises our own errors or logs them, as ``on_error`` says."""
+        try:
+            yield
+        except DynaQuantError as error:
+            if self._raises:
+                raise
+            logger.warning("training goes on after a failed save: %s", error)
+
+
+def _local(folder: str | os.PathLike[str]) -> Path:
+    """An absolute path, so that a job does the right thing wherever the process has gone meanwhile."""
+    text = os.fspath(folder)
+    require(REMOTE.match(text) is None, f"{text!r} is a remote path; save into a local or mounted folder.")
+    return Path(text).absolute()
+
+
+def _remove(folder: Path) -> None:
+    try:
+        remove_folder(folder)
+    except DynaQuantError as error:
+        logger.warning("an old checkpoint could not be removed: %s", error)

@@ -1,0 +1,308 @@
+"""How rank 0 leads a shared search, and how the other ranks follow.
+
+Each round is a plan that rank 0 puts up and one answer from every rank that it gives a job.  The first evens
+out buffers; the last one holds the decision, or what went wrong.
+
+Sharing takes an ``evaluate`` that is a rank's own affair.  One that uses collectives, or gives another value
+on another rank, has all ranks measure the same candidate, and rank 0's value counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal
+
+from torch.distributed import distributed_c10d
+
+from dynaquant_core.errors import EvaluationError
+from dynaquant_core.methods.base import Draft
+from dynaquant_core.plugins.board import Board
+from dynaquant_core.plugins.buffers import Buffers
+from dynaquant_core.search.grid import Spot
+from dynaquant_core.search.manager import Decision, announce
+from dynaquant_core.search.memory import SearchState
+from dynaquant_core.search.quality import Quality
+from dynaquant_core.search.speculate import SIZES, Speculation
+from dynaquant_core.store.parts import config_data
+from dynaquant_core.training.choice import Question, Verdict
+from dynaquant_core.training.trial import Trial
+
+__all__ = ["Manner", "Terms", "follow", "lead"]
+
+logger = logging.getLogger(__name__)
+
+#: "apart": each rank measures a candidate of its own; "unison": all measure the same.
+Manner = Literal["apart", "unison"]
+
+#: Two ranks' values for the same model are the same where they differ by less than this share of what the
+#: threshold allows.
+SAME = 0.01
+
+#: Candidates that rank 0 sizes at least and at most to look ahead, while the other ranks wait.
+FEWEST_SIZES, MOST_SIZES = 8, SIZES
+#: Sizing them may take this share of one measurement's time.
+SIZING = 0.5
+
+Make = Callable[[Any], Draft]
+Note = dict[str, Any]
+
+#: What a plan may ask for; one without any of it is the last.
+JOBS = frozenset({"compare", "borrow", "jobs"})
+
+#: What may be asked of a rank besides the config of a candidate: the model as it is.
+REFERENCE: Note = {"reference": True}
+
+
+@dataclass(slots=True)
+class Terms:
+    """On what terms the ranks share a run's searches; each search leaves them better known.
+
+    Args:
+        manner: how the ranks may measure; None: not known yet.
+        sizes: how many candidates rank 0 may size for looking ahead.
+    """
+
+    manner: Manner | None = None
+    sizes: int = 2 * FEWEST_SIZES
+
+
+def lead(board: Board, question: Question, terms: Terms, *, patience: float) -> Verdict:
+    """Rank 0's part.
+
+    Args:
+        board: of this search.
+        question: what the search is about.
+        terms: of the run; changed.
+        patience: seconds to wait for an answer.
+
+    Raises:
+        EvaluationError: a rank failed or was silent; names it.
+    """
+    drafts, promise = _Kept(question.draft), question.promise
+    with Trial(question.saving.live, promise.evaluation) as trial:
+        desk = _Desk(trial, drafts)
+        leader = _Leader(board, desk, terms, patience)
+        try:
+            leader.lend(Buffers(promise.evaluation.models))
+            decision, reference = leader.run(_speculation(question, drafts), promise.threshold)
+            announce(decision, promise.threshold)
+            verdict = Verdict(drafts(decision.config), decision.report(reference), decision.state)
+            leader.post({"config": config_data(decision.config), "report": verdict.report})
+        except BaseException as error:
+            with suppress(EvaluationError):
+                leader.post({"error": _told(error, board)})
+            raise
+    worth = SIZING * desk.seconds / max(drafts.seconds, 1e-9)
+    terms.sizes = int(min(max(worth, FEWEST_SIZES), MOST_SIZES))
+    return verdict
+
+
+def _speculation(question: Question, drafts: Make) -> Speculation:
+    promise, space = question.promise, question.saving.space
+    return Speculation(
+        question.manager,
+        space,
+        lambda config: drafts(config).size,
+        promise.threshold,
+        promise.mode,
+        question.state,
+    )
+
+
+def follow(board: Board, question: Question, *, patience: float) -> Verdict:
+    """Every other rank's part: does what the plans say.
+
+    Raises:
+        EvaluationError: a rank failed or was silent; names it.
+    """
+    cause: Exception | None = None
+    buffers = Buffers(question.promise.evaluation.models)
+    with Trial(question.saving.live, question.promise.evaluation) as trial:
+        desk = _Desk(trial, question.draft)
+        try:
+            for number in count():
+                plan = board.read(f"{number}", 0, patience)
+                if not JOBS.intersection(plan):
+                    break
+                note = f"{number}/{board.rank}"
+                if "compare" in plan:
+                    board.post(note, {"differing": buffers.differing(plan["compare"])})
+                elif "borrow" in plan:
+                    buffers.borrow(plan["borrow"])
+                elif (job := plan["jobs"][board.rank]) is not None:
+                    answer, cause = _answered(board, note, desk, job)
+                    board.post(note, answer)
+        finally:
+            buffers.give_back()
+    if "error" in plan:
+        raise EvaluationError(plan["error"]) from cause
+    report = plan["report"]
+    return Verdict(question.draft(plan["config"]), report, SearchState.from_dict(report["search_state"]))
+
+
+def _answered(board: Board, note: str, desk: _Desk, job: Note) -> tuple[Note, Exception | None]:
+    """The answer to a job; where this rank is told to stop, the others hear of it."""
+    try:
+        return desk.answer(job)
+    except BaseException as error:
+        with suppress(EvaluationError):
+            board.post(note, {"error": f"it was stopped ({type(error).__name__})"})
+        raise
+
+
+class _Desk:
+    """Where a rank does its jobs."""
+
+    def __init__(self, trial: Trial, draft: Make) -> None:
+        self.seconds = 0.0  # that the last job took
+        self._trial = trial
+        self._draft = draft
+
+    def answer(self, job: Note) -> tuple[Note, Exception | None]:
+        """What measuring gave, JSON-ready, and the exception if it failed."""
+        before, started = _traffic(), time.perf_counter()
+        try:
+            quality = self._trial.reference() if job == REFERENCE else self._measured(job["config"])
+        except EvaluationError as error:
+            return {"error": str(error)}, error
+        except Exception as error:
+            logger.exception("a candidate could not be measured")
+            return {"error": f"{type(error).__name__}: {error}"}, error
+        self.seconds = time.perf_counter() - started
+        return {"values": quality.values, "collective": _traffic() != before}, None
+
+    def _measured(self, config: Any) -> Quality:
+        return self._trial.measure(self._draft(config).decoded)
+
+
+class _Leader:
+    """Rank 0 at work: rounds of plans and answers."""
+
+    def __init__(self, board: Board, desk: _Desk, terms: Terms, patience: float) -> None:
+        self._terms = terms
+        self._board = board
+        self._desk = desk
+        self._patience = patience
+        self._numbers = count()
+
+    def lend(self, buffers: Buffers) -> None:
+        """Gives the others the buffers in which they differ."""
+        ranks = range(1, self._board.ranks)
+        number = self.post({"compare": buffers.digests()})
+        answers = self._board.gather({rank: f"{number}/{rank}" for rank in ranks}, self._patience)
+        names = {name for answer in answers.values() for name in answer["differing"]}
+        if names:
+            self.post({"borrow": buffers.values(names)})
+
+    def run(self, search: Speculation, threshold: float) -> tuple[Decision, Quality]:
+        """Rounds until the search is decided; the decision and the reference's quality."""
+        terms, ranks = self._terms, self._board.ranks
+        spots = search.ahead(ranks - 1, sizes=terms.sizes) if terms.manner == "apart" else []
+        answers = self._round([REFERENCE, *map(_job(search), spots)])
+        reference = search.reference = _quality(answers[0])
+        self._take(search, spots, answers[1:])
+        terms.manner = terms.manner or _manner(answers, threshold)
+        while (decision := search.decision()) is None:
+            spots = search.ahead(ranks if terms.manner == "apart" else 1, sizes=terms.sizes)
+            self._take(search, spots, self._round([*map(_job(search), spots)]))
+        return decision, reference
+
+    def post(self, plan: Note) -> int:
+        """Puts the next plan up; its number."""
+        number = next(self._numbers)
+        self._board.post(f"{number}", plan)
+        return number
+
+    def _take(self, search: Speculation, spots: Sequence[Spot], answers: Sequence[Note]) -> None:
+        for spot, answer in zip(spots, answers, strict=False):  # in unison every rank has answered
+            search.answer(spot, _quality(answer))
+
+    def _round(self, jobs: list[Note]) -> list[Note]:
+        """Has one job done by each rank, or the only job by every rank; the answers, by rank."""
+        ranks = self._board.ranks
+        if self._terms.manner != "apart":
+            jobs = jobs * ranks
+        number = self.post({"jobs": [*jobs, *[None] * (ranks - len(jobs))]})
+        own, cause = self._desk.answer(jobs[0])
+        _require_good({0: own}, ranks, cause)
+        notes = {rank: f"{number}/{rank}" for rank in range(1, len(jobs))}
+        others = self._board.gather(notes, self._patience) if notes else {}
+        _require_good(others, ranks, None)
+        self._board.take_down(list(notes.values()))
+        return [own, *others.values()]
+
+
+class _Kept:
+    """Makes drafts and keeps the latest one: what was sized last is often what is measured or chosen next.
+
+    Attributes:
+        seconds: that the latest took to make.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self.seconds = 0.0
+        self._make = make
+        self._latest: tuple[Any, Draft] | None = None
+
+    def __call__(self, config: Any) -> Draft:
+        key = config_data(config)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = None  # two drafts at once may be too many
+            started = time.perf_counter()
+            self._latest = key, self._make(config)
+            self.seconds = time.perf_counter() - started
+        return self._latest[1]
+
+
+def _job(search: Speculation) -> Callable[[Spot], Note]:
+    return lambda spot: {"config": config_data(search.config(spot))}
+
+
+def _quality(answer: Note) -> Quality:
+    return Quality(tuple(answer["values"]))
+
+
+def _require_good(answers: Mapping[int, Note], ranks: int, cause: Exception | None) -> None:
+    for rank, answer in answers.items():
+        if "error" in answer:
+            raise EvaluationError(f"rank {rank} of {ranks}: {answer['error']}") from cause
+
+
+def _told(error: BaseException, board: Board) -> str:
+    """What the other ranks hear of an error of rank 0."""
+    if isinstance(error, EvaluationError):
+        return str(error)
+    return f"rank 0 of {board.ranks}: {type(error).__name__}: {error}"
+
+
+def _manner(answers: Sequence[Note], threshold: float) -> Manner:
+    """How the ranks may measure, from what each one got for the model as it is."""
+    if any(answer["collective"] for answer in answers):
+        logger.info("evaluate uses collectives: every rank measures every candidate.")
+        return "unison"
+    first = _quality(answers[0])
+    for rank, answer in enumerate(answers):
+        other = _quality(answer)
+        close = abs(other.mean - first.mean) <= SAME * threshold * abs(first.mean)
+        if first.finite and not (close and len(other.values) == len(first.values)):
+            logger.warning(
+                "evaluate gives %.6g on rank 0 and %.6g on rank %d for the same model, so the search is not "
+                "shared and rank 0's values count; give every rank the same batches.",
+                first.mean, other.mean, rank,
+            )  # fmt: skip
+            return "unison"
+    return "apart"
+
+
+def _traffic() -> list[int]:
+    """How many collectives each process group has begun, where it counts them."""
+    counts = []
+    for group in distributed_c10d._world.pg_map:
+        with suppress(RuntimeError):
+            counts.append(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    return counts

@@ -1,0 +1,64 @@
+"""From a training state to all that a save needs besides its base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dynaquant_core.config import require
+from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.registry import method_for_config
+from dynaquant_core.state import Tree, flatten
+from dynaquant_core.store.hints import hints_for
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.meta import LIMIT
+from dynaquant_core.store.parts import Base, Division, Settings, divide
+from dynaquant_core.store.saving import Saving, Sealed
+
+__all__ = ["Prepared", "prepare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A state that was taken apart.
+
+    Args:
+        step: completed optimizer steps.
+        tree: skeleton and tensors.
+        division: which tensor goes into which part.
+        hints: gradients and layer types.
+    """
+
+    step: int
+    tree: Tree
+    division: Division
+    hints: Hints
+
+    def saving(self, base: Base | None, write: Callable[[Sealed], CheckpointInfo] | None) -> Saving:
+        """Begins the save; see `saving.Saving`."""
+        return Saving(self.step, self.tree, self.division, self.hints, base, write)
+
+
+def prepare(
+    settings: Settings,
+    step: int,
+    state: Any,
+    *,
+    gradients: Mapping[str, Tensor] | None,
+    model: Any,
+    config: Any = None,
+) -> Prepared:
+    """Takes ``state`` apart; arguments as those of `CheckpointStore.save`.
+
+    Raises:
+        UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
+        ConfigError: ``step``, ``config`` or ``gradients`` is not what it should be.
+    """
+    require(type(step) is int and 0 <= step < LIMIT, f"step must be a whole number >= 0, got {step!r}.")
+    tree = flatten(state)
+    division = divide(tree, settings, method_for_config(config, settings.weights))
+    hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model)
+    return Prepared(step, tree, division, hints)

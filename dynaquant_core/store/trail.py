@@ -1,0 +1,271 @@
+"""A run whose checkpoints each lie in a folder of their own, whole: with every file that they build on.
+
+A store keeps a chain in one folder and decides what goes.  Here somebody else decides, one folder at a time
+and without asking; so each folder gets hard links to the files below its checkpoint, and what this object
+needs for the next delta it holds open itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from dynaquant_core.config import require
+from dynaquant_core.errors import CheckpointNotFoundError, MissingBaseError
+from dynaquant_core.methods.base import Draft, Method
+from dynaquant_core.state import TensorSpec
+from dynaquant_core.store.catalogue import Catalogue, Entry, Scan, read_entry
+from dynaquant_core.store.chain import MAX_DEPTH, Chain, open_chain
+from dynaquant_core.store.disk import file_identity, require_space
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.kept import KeptFile
+from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
+from dynaquant_core.store.names import checkpoint_name, parse_name
+from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, config_data
+from dynaquant_core.store.prepare import prepare
+from dynaquant_core.store.restore import part_of_state, whole_state
+from dynaquant_core.store.saving import Saving, Sealed
+from dynaquant_core.store.writer import next_base, write_file
+
+__all__ = ["Trail", "find_link", "open_link", "read_link"]
+
+logger = logging.getLogger(__name__)
+
+
+class Trail:
+    """Writes and reads checkpoints that each stand alone in a folder, as deltas where that is smaller.
+
+    One thread may call it at a time.  Folders are not locked here: whoever calls `commit` sees to that.
+
+    Args:
+        method, moments, exact, max_chain: as `CheckpointStore`.
+
+    Attributes:
+        loaded: the checkpoint last saved or loaded through this object; None before the first.
+        lineage: names what the next delta may build on, the same in each process that holds the same; "" for
+            nothing.
+
+    Raises:
+        ConfigError: an argument is unknown, ill-typed or out of range.
+
+    Example:
+        >>> trail = Trail(method="exact")
+        >>> folder = Path("checkpoint-100"); folder.mkdir()
+        >>> saving = trail.begin(100, {"weight": torch.ones(32, 32)})
+        >>> info, link = trail.commit(saving.seal(saving.draft()), folder)
+        >>> info.kind, read_link(folder, link)["weight"].sum().item()
+        ('key', 1024.0)
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str | Mapping[str, Any] | Method | None = None,
+        moments: str = "8bit",
+        exact: str | Sequence[str] = (),
+        max_chain: int = 8,
+    ) -> None:
+        good = type(max_chain) is int and 0 <= max_chain < MAX_DEPTH
+        require(good, f"max_chain must be a whole number from 0 to {MAX_DEPTH - 1}, got {max_chain!r}.")
+        self.loaded: CheckpointInfo | None = None
+        self.lineage = ""
+        self._settings = Settings.of(method, moments, exact)
+        self._max_chain = max_chain
+        self._base: Base | None = None
+        self._files: list[KeptFile] = []
+        self._sequence = 0
+        self._links = True  # until a link on one and the same device is refused
+
+    @property
+    def method(self) -> Method:
+        """The method that writes the weights."""
+        return self._settings.weights
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files that the checkpoint of `loaded` stands on in its folder, itself last."""
+        return [file.path.name for file in self._files]
+
+    def begin(
+        self,
+        step: int,
+        state: Any,
+        *,
+        gradients: Mapping[str, Tensor] | None = None,
+        model: Any = None,
+        like: Saving | None = None,
+    ) -> Saving:
+        """Begins a save, to be drafted, sealed and given to `commit`.
+
+        Args:
+            step: completed optimizer steps.
+            state: a tree of tensors and plain objects (see `state.flatten`).
+            gradients: EMA of the gradient by parameter name, for sensitivity.
+            model: a module, or name -> module, for layer types; None: by tensor name.
+            like: a save begun before of the same tensors, whose drafts this one is to take.
+
+        Raises:
+            UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
+        """
+        prepared = prepare(self._settings, step, state, gradients=gradients, model=model)
+        return prepared.saving(self._base_for(prepared.division, like), None)
+
+    def commit(self, sealed: Sealed, folder: Path) -> tuple[CheckpointInfo, BaseLink]:
+        """Puts what ``sealed`` builds on into ``folder`` and writes it there; files there stay.
+
+        Returns:
+            Its info, and what to find it by.
+
+        Raises:
+            StorageError: the system refused; links that were made stay.
+            MissingBaseError: something else was loaded since the save began.
+        """
+        link = sealed.link
+        if link is not None and (self._base is None or self._base.link != link):
+            raise MissingBaseError(
+                f"The save of step {sealed.step} builds on the checkpoint of step {link.step}, which is no "
+                "longer held; save again to write a key checkpoint."
+            )
+        require_space(folder, sealed.most, sealed.estimate)
+        kept = self._put(folder) if link is not None else []
+        sequence = max(self._sequence + 1, Catalogue(folder).scan().next_sequence())
+        meta = Meta(sealed.step, sequence, 0, link, sealed.parts, sealed.report)
+        path = folder / checkpoint_name(meta.step, meta.sequence)
+        parts, seconds = write_file(path, sealed, meta)
+        entry = read_entry(path)
+        self._base = next_base(entry, sealed.base, parts)
+        self.lineage = _grown(self.lineage if link else "", sealed.step)
+        self._files = [*kept, KeptFile.of(entry, file_identity(path))]
+        self._sequence = sequence
+        self.loaded = replace(entry.info, seconds=seconds)
+        return self.loaded, self._base.link
+
+    def follow(self, saving: Saving, draft: Draft) -> None:
+        """Holds what a reader of ``draft`` will hold, where another process writes it.
+
+        Drafts of the next save are then the writer's own; nothing can be committed on this base.
+        """
+        draft.detach()
+        base = None if draft.is_key else saving.base
+        meta = PartMeta(self.method.name, self.method.options(), config_data(draft.config))
+        specs = {name: TensorSpec.of(tensor) for name, tensor in saving.live.items()}
+        held = {"weights": HeldPart(meta, specs, draft.encode()[1])}  # streams are not asked for: no coding
+        self._base = Base(
+            link=BaseLink(saving.step, 0, ""),
+            depth=base.depth + 1 if base else 0,
+            parts=held,
+            key_bytes=base.key_bytes if base else int(draft.size),
+            newest_bytes=int(draft.size),
+        )
+        self.lineage = _grown(self.lineage if base else "", saving.step)
+        self._files = []
+
+    def share(self, saving: Saving, key_bytes: int, newest_bytes: int) -> None:
+        """Takes over what another process knows of the base of ``saving``: bytes of its weights as stored."""
+        if saving.base is not None:
+            saving.base = self._base = replace(saving.base, key_bytes=key_bytes, newest_bytes=newest_bytes)
+
+    def load(self, folder: Path, link: BaseLink, device: str | torch.device | None = None) -> Any:
+        """The state of one checkpoint; the next save may be a delta against it.
+
+        Raises:
+            CheckpointNotFoundError, MissingBaseError, CorruptFileError, StorageError: it cannot be read.
+        """
+        with open_link(folder, link, self._settings.weights) as chain:
+            held = chain.hold()
+            state = whole_state(chain.last, held, device)
+            files = [KeptFile.of(link.entry, link.identity) for link in chain.links]
+            self._base, self._files = chain.base(held), files
+            self._sequence = max(self._sequence, chain.last.meta.sequence)
+            self.lineage = link.digest
+            self.loaded = chain.last.entry.info
+        return state
+
+    def forget(self) -> None:
+        """Lets go of files and codes; the next save is a key."""
+        self._base, self.lineage = None, ""
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def _put(self, folder: Path) -> list[KeptFile]:
+        kept = [file.put(folder) for file in self._files]
+        pairs = zip(self._files, kept, strict=True)
+        if any(old.named and old.device == new.device and not new.linked for old, new in pairs):
+            self._links = False
+            logger.warning(
+                "%s takes no hard links, so the files below the checkpoint were copied; from now on every "
+                "checkpoint is written as a key, which is smaller.", folder,
+            )  # fmt: skip
+        return kept
+
+    def _base_for(self, division: Division, like: Saving | None) -> Base | None:
+        base = self._base
+        if base is None or not self._links or base.depth >= self._max_chain or not base.fits(division):
+            return None
+        if like is not None and like.base is base:
+            return base
+        if not all(file.intact for file in self._files):
+            logger.warning("a file that the next checkpoint would build on was changed: a key is written")
+            self.forget()
+            return None
+        return base if all(file.named for file in self._files) else None  # a key is smaller than copies
+
+
+def _grown(lineage: str, step: int) -> str:
+    """The lineage after one more checkpoint."""
+    return xxhash.xxh3_128_hexdigest(f"{lineage}>{step}".encode())
+
+
+def find_link(scan: Scan, link: BaseLink, folder: Path) -> Entry:
+    """The file of a checkpoint: by its digest, else what was written anew for the same step and sequence.
+
+    Raises:
+        CheckpointNotFoundError: it is not there.
+        CorruptFileError: what bears its name is damaged.
+    """
+    exact = scan.by_digest(link.digest)
+    same = [
+        entry for entry in scan.entries if (entry.step, entry.meta.sequence) == (link.step, link.sequence)
+    ]
+    found = exact or max(same, key=lambda entry: entry.order, default=None)
+    if found is not None:
+        return found
+    for item in scan.damaged:
+        hint = parse_name(item.name)
+        if hint is not None and (hint.step, hint.sequence) == (link.step, link.sequence):
+            return read_entry(folder / item.name)  # raises what is wrong with it
+    raise CheckpointNotFoundError(
+        f"The file of step {link.step} (sequence {link.sequence}, digest {link.digest}) is not in "
+        f"{str(folder)!r}; bring it back or take another checkpoint."
+    )
+
+
+@contextmanager
+def open_link(folder: Path, link: BaseLink, own: Method | None = None) -> Iterator[Chain]:
+    """Opens one checkpoint and all it builds on; see `find_link` and `chain.open_chain`."""
+    scan = Catalogue(folder).scan()
+    with open_chain(scan, find_link(scan, link, folder), own) as chain:
+        yield chain
+
+
+def read_link(
+    folder: Path,
+    link: BaseLink,
+    *,
+    names: str | Iterable[str] | None = None,
+    device: str | torch.device | None = None,
+) -> Any:
+    """The state of one checkpoint, or the part of it that ``names`` cover (see `CheckpointStore.load`)."""
+    with open_link(folder, link) as chain:
+        if names is not None:
+            return part_of_state(chain, names, device)
+        return whole_state(chain.last, chain.hold(), device)

@@ -1,0 +1,162 @@
+"""``save_state`` and ``load_state`` of one accelerator, with DynaQuant in place of full tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dynaquant_accelerate.folders import put_sign
+from dynaquant_accelerate.guard import require_ours
+from dynaquant_accelerate.live import modules_of, put_back, state_of
+from dynaquant_accelerate.naming import Naming
+from dynaquant_accelerate.prepared import averages, inner_optimizers, whose
+from dynaquant_accelerate.report import values_of
+from dynaquant_accelerate.schedule import Steps, steps_of
+from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
+from dynaquant_core import CheckpointInfo
+from dynaquant_core.plugins import PluginOptions, PluginRun
+
+__all__ = ["PLACE", "Installed"]
+
+#: Attribute of an accelerator that holds its `Installed`.
+PLACE = "_dynaquant"
+
+
+class Installed:
+    """DynaQuant in one accelerator; made by `install`.
+
+    Args:
+        accelerator: after ``prepare``.
+        options: how checkpoints are made.
+        every: optimizer steps between saves, or None.
+    """
+
+    def __init__(self, accelerator: Any, options: PluginOptions, every: int | None) -> None:
+        self._accelerator, self._naming = accelerator, Naming(accelerator)
+        self._run = PluginRun(options, framework="accelerate", report=self._report)
+        modules = modules_of(accelerator, accelerator._models)
+        watched = modules if len(modules) > 1 else modules["model_0"]
+        self._run.watch(watched, inner_optimizers(accelerator))
+        self._steps = Steps(inner_optimizers(accelerator)[0], every, self._run.look_ahead)
+        self._save, self._load = accelerator.save_state, accelerator.load_state
+        self._end = accelerator.end_training
+        accelerator.save_state, accelerator.load_state = self.save_state, self.load_state
+        accelerator.end_training = self.end_training
+        setattr(accelerator, PLACE, self)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed, those before a restore included."""
+        return self._steps.done
+
+    @property
+    def last(self) -> CheckpointInfo | None:
+        """The checkpoint committed last; None before the first."""
+        return self._run.last
+
+    def newest(self) -> str | None:
+        """The newest whole checkpoint under automatic naming, for `load_state`; None: nothing to load yet."""
+        self._run.wait()
+        return self._naming.newest()
+
+    def wait(self) -> CheckpointInfo | None:
+        """Waits until the save in the background is committed; returns the last checkpoint's info."""
+        return self._run.wait()
+
+    def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As ``Accelerator.save_state``; weights and optimizer are encoded and committed in the background.
+
+        The folder counts as a checkpoint from its commit on, which comes after all other files in it.
+        """
+        run, step = self._run, self._steps.done
+        run.wait()
+        if not run.enabled:
+            return None
+        self._naming.clear_the_way()
+        place, models = self._save_the_rest(output_dir, *args, **kwargs)
+        tree = state_of(self._accelerator, models, step)
+        run.choose(step, tree)
+        self._accelerator.wait_for_everyone()  # every file of every process is there
+        if self._accelerator.is_main_process:
+            run.save(place, step, tree)
+            self._naming.rotate(run)
+        self._steps.saved()
+        return place
+
+    def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """As ``Accelerator.load_state``; native checkpoints are loaded natively.
+
+        Raises:
+            EmptyStoreError: nothing to load under automatic naming.
+            NotAStoreError: a save that was never committed, or another framework's checkpoint.
+            StateMismatchError: model or optimizer are not those that were saved; nothing was changed.
+        """
+        self._run.wait()
+        folder = self._naming.folder(input_dir)
+        if require_ours(folder):
+            hook = _registered(self._accelerator.register_load_state_pre_hook, self._give_weights)
+            with ignoring_stubs(self._held()), hook:
+                self._load(str(folder), *args, **kwargs)
+        else:
+            self._load(str(folder), *args, **kwargs)
+            self._steps.restored(steps_of(inner_optimizers(self._accelerator)))
+        self._naming.go_on_after(folder)
+
+    def end_training(self) -> None:
+        """As ``Accelerator.end_training``, after the save in the background and its line in the log."""
+        self._run.wait()
+        self._end()
+
+    def close(self) -> None:
+        """Waits, and gives the accelerator its own methods back."""
+        for name in ("save_state", "load_state", "end_training", PLACE):
+            vars(self._accelerator).pop(name, None)
+        with ExitStack() as last:
+            last.callback(self._run.close)
+            self._steps.close()
+
+    def _save_the_rest(self, *args: Any, **kwargs: Any) -> tuple[Any, list[nn.Module]]:
+        """Lets Accelerate write everything but weights and optimizers.
+
+        Returns:
+            The folder, and the models whose weights no hook of the user has kept to itself.
+        """
+        models: list[nn.Module] = []
+
+        def take_weights(all_models: list[nn.Module], weights: list[Any], folder: str) -> None:
+            models.extend(whose(weights, all_models))
+            weights.clear()
+            if self._accelerator.is_main_process:
+                put_sign(Path(folder))
+
+        hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
+        with self._naming.nothing_goes(), giving_stubs(self._held()), hook:
+            return self._save(*args, **kwargs), models
+
+    def _give_weights(self, models: list[nn.Module], folder: str) -> None:
+        tree = self._run.load(folder)
+        put_back(self._accelerator, models, tree)
+        models.clear()
+        self._steps.restored(tree["step"])
+
+    def _held(self) -> list[Any]:
+        """The objects whose state lies in our checkpoint."""
+        return [*self._accelerator._optimizers, *averages(self._accelerator)]
+
+    def _report(self, info: CheckpointInfo) -> None:
+        if self._accelerator.trackers:
+            self._accelerator.log(values_of(info), step=info.step)
+
+
+@contextmanager
+def _registered(register: Callable[[Callable[..., None]], Any], hook: Callable[..., None]) -> Iterator[None]:
+    """``hook`` is called inside the context, after all that the user has registered."""
+    handle = register(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

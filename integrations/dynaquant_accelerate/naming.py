@@ -1,0 +1,90 @@
+"""Accelerate's automatic checkpoint naming, and what saves that died leave in its way."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from dynaquant_accelerate.folders import is_unfinished, newest, number_of
+from dynaquant_core.errors import EmptyStoreError
+from dynaquant_core.plugins import PluginRun
+
+__all__ = ["Naming"]
+
+
+class Naming:
+    """The folder ``project_dir/checkpoints`` of one accelerator.
+
+    Args:
+        accelerator: whose.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    @property
+    def automatic(self) -> bool:
+        """Whether Accelerate names checkpoints itself."""
+        return bool(self._accelerator.project_configuration.automatic_checkpoint_naming)
+
+    @property
+    def parent(self) -> Path:
+        """Where it puts them."""
+        return Path(self._accelerator.project_dir or ".") / "checkpoints"
+
+    def newest(self) -> str | None:
+        """The newest checkpoint that is whole, the same on every process; None where there is none."""
+        found: list[str | None] = [newest(self.parent)]
+        return broadcast_object_list(found)[0]  # type: ignore[no-any-return]
+
+    def folder(self, given: str | None) -> Path:
+        """The folder that ``load_state`` is to read.
+
+        Raises:
+            EmptyStoreError: automatic naming, and nothing there that is whole.
+        """
+        if given is not None:
+            return Path(given).expanduser()
+        found = self.newest()
+        if found is None:
+            raise EmptyStoreError(
+                f"there is no whole checkpoint in {str(self.parent)!r} yet: start without load_state."
+            )
+        return Path(found)
+
+    @contextmanager
+    def nothing_goes(self) -> Iterator[None]:
+        """Inside the context Accelerate removes nothing: it would before the new checkpoint is whole."""
+        project = self._accelerator.project_configuration
+        limit, project.total_limit = project.total_limit, None
+        try:
+            yield
+        finally:
+            project.total_limit = limit
+
+    def rotate(self, run: PluginRun) -> None:
+        """Removes what is over ``total_limit``, after the saves under way and only if they succeed."""
+        limit = self._accelerator.project_configuration.total_limit
+        if not self.automatic or limit is None:
+            return
+        inside = [path for path in self.parent.iterdir() if number_of(path) is not None]
+        for folder in sorted(inside, key=lambda path: number_of(path) or 0)[: -max(1, limit)]:
+            run.remove(folder)
+
+    def clear_the_way(self) -> None:
+        """Removes what a save that died left where the next checkpoint goes: Accelerate would stop there."""
+        target = self.parent / f"checkpoint_{self._accelerator.save_iteration}"
+        if self.automatic and self._accelerator.is_main_process and is_unfinished(target):
+            shutil.rmtree(target)
+        self._accelerator.wait_for_everyone()
+
+    def go_on_after(self, folder: Path) -> None:
+        """Lets the numbers go on after the checkpoint that was loaded."""
+        project, number = self._accelerator.project_configuration, number_of(folder)
+        if self.automatic and folder.parent == self.parent and number is not None:
+            project.iteration = max(project.iteration, number + 1)

@@ -1,0 +1,112 @@
+"""From a checkpoint folder of ours to one that Accelerate reads by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaquant_accelerate.folders import SIGN
+from dynaquant_accelerate.guard import require_ours
+from dynaquant_accelerate.shadows import STUB
+from dynaquant_core.errors import NotAStoreError, StateMismatchError, StorageError, UnsafePathError
+from dynaquant_core.plugins import MARKER, read_tree
+
+__all__ = ["export"]
+
+
+def export(
+    tree: Any,
+    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
+    *,
+    prefix: str = "",
+) -> None:
+    """Writes a checkpoint as the folder that ``Accelerator.load_state`` reads without this package.
+
+    Args:
+        tree: as `plugins.read_tree` gives it; None: it is read from ``source``.
+        path: the new folder; nothing may be there.
+        source: the checkpoint's folder, whose scheduler, random streams and so on are copied; None: only
+            weights and optimizers are written.
+        prefix: put before every name of the models' tensors: "module." for a run under data parallelism,
+            "_orig_mod." for a compiled model.
+
+    Raises:
+        NotAStoreError: ``source`` is no checkpoint of ours.
+        StateMismatchError: the tree is not one that we saved for Accelerate.
+        UnsafePathError: something is at ``path``.
+        StorageError: the system refused; nothing is at ``path``.
+    """
+    target, folder = Path(path), None if source is None else Path(source)
+    if folder is not None and not require_ours(folder):
+        raise NotAStoreError(f"{str(folder)!r} is no DynaQuant checkpoint of Accelerate.")
+    if tree is None and folder is not None:
+        tree = read_tree(folder)
+    if not isinstance(tree, Mapping) or not {"model", "optimizer"} <= set(tree):
+        raise StateMismatchError("this is not what DynaQuant saves for Accelerate; export it with --to pt.")
+    if target.exists():
+        raise UnsafePathError(f"{str(target)!r} exists already: give a folder that is to be made.")
+    fresh = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
+    try:
+        if folder is None:
+            fresh.mkdir(parents=True)
+        else:
+            shutil.copytree(folder, fresh, ignore=_ours)
+        _write(tree, fresh, prefix)
+        fresh.rename(target)
+    except (OSError, RuntimeError) as error:  # torch makes RuntimeErrors of what the system refuses
+        raise StorageError(f"{str(target)!r} cannot be written: {error}.") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _ours(_: str, names: list[str]) -> set[str]:
+    begins, ends = (".dynaquant", "rest.pt", "rest-1.pt"), (".dq",)
+    known = {MARKER, SIGN}
+    return {name for name in names if name in known or name.startswith(begins) or name.endswith(ends)}
+
+
+def _write(tree: Mapping[str, Any], folder: Path, prefix: str) -> None:
+    models, averages = _modules(tree["model"])
+    for place, weights in enumerate(models):
+        named = {prefix + name: value for name, value in weights.items()}
+        torch.save(named, folder / _numbered(SIGN, place))
+    stubs = [path for path in sorted(folder.glob("custom_checkpoint_*.pkl"), key=_number) if _is_stub(path)]
+    for path, weights in zip(stubs, averages, strict=False):  # no stubs without a source
+        torch.save(weights, path)
+    for place, state in enumerate(tree["optimizer"]):
+        torch.save(state, folder / _numbered("optimizer.bin", place))
+
+
+def _modules(stored: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """The models and the averages among what `live.state_of` has named."""
+    if not all(re.fullmatch(r"(model|average)_\d+", name) for name in stored):
+        return [stored], []
+    models = [stored[name] for name in stored if name.startswith("model_")]
+    return models, [stored[name] for name in stored if name.startswith("average_")]
+
+
+def _numbered(name: str, place: int) -> str:
+    """The name that Accelerate gives to the file of the object at ``place``."""
+    stem, suffix = name.rsplit(".", 1)
+    return f"{stem}_{place}.{suffix}" if place else name
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rsplit("_", 1)[1])
+
+
+def _is_stub(path: Path) -> bool:
+    if path.stat().st_size > 16384:
+        return False
+    try:
+        return bool(torch.load(path, weights_only=True) == STUB)
+    except Exception:  # noqa: BLE001 - an object of the user's, which is no stub
+        return False

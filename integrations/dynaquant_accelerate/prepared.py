@@ -1,0 +1,46 @@
+"""What an accelerator has prepared, as the core sees a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dynaquant_core.errors import ConfigError
+
+__all__ = ["averages", "inner_optimizers", "require_prepared", "whose"]
+
+
+def require_prepared(accelerator: Any) -> None:
+    """Raises ConfigError unless there is a model and an optimizer to watch."""
+    if not accelerator._models or not accelerator._optimizers:
+        missing = "optimizer" if accelerator._models else "model"
+        raise ConfigError(
+            f"the accelerator has no {missing} yet: call dynaquant_accelerate.install(accelerator) after "
+            f"accelerator.prepare(model, optimizer, ...)."
+        )
+
+
+def averages(accelerator: Any) -> list[nn.Module]:
+    """Modules registered for checkpointing: averaged copies of weights, which are weights too.
+
+    What else is registered stays Accelerate's own, bit for bit: its tensors may be anything.
+    """
+    return [item for item in accelerator._custom_objects if isinstance(item, nn.Module)]
+
+
+def inner_optimizers(accelerator: Any) -> list[Optimizer]:
+    """The optimizers themselves, whose hooks fire only when gradients are synchronised."""
+    return [wrapper.optimizer for wrapper in accelerator._optimizers]
+
+
+def whose(states: Iterable[dict[str, Any]], models: Sequence[nn.Module]) -> list[nn.Module]:
+    """The models whose ``state_dict`` these are: the others were taken out by another hook."""
+    found = {address for state in states for address in _addresses(state)}
+    return [model for model in models if not _addresses(model.state_dict()).isdisjoint(found)]
+
+
+def _addresses(state: dict[str, Any]) -> set[int]:
+    return {value.data_ptr() for value in state.values() if isinstance(value, Tensor) and value.numel()}

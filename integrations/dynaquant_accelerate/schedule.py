@@ -1,0 +1,82 @@
+"""How many optimizer steps were made, and how many are left until the next save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["Steps", "steps_of"]
+
+
+class Steps:
+    """Counts the steps of one optimizer and foresees the next save.
+
+    Accelerate has no schedule: ``every`` is the user's word, and without it saves are taken to go on at the
+    distance of the last two.
+
+    Args:
+        optimizer: whose steps count; a step that a gradient scaler skips is none.
+        every: optimizer steps between saves, or None.
+        look_ahead: told after every step how many are left; None where nobody knows.
+
+    Attributes:
+        done: completed steps.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, every: int | None, look_ahead: Callable[[int | None], None]
+    ) -> None:
+        self.done = 0
+        self._every = every
+        self._look_ahead = look_ahead
+        self._saves: list[int] = []
+        self._handle = optimizer.register_step_post_hook(self._after_step)
+        self._look_ahead(self.left)
+
+    @property
+    def left(self) -> int | None:
+        """Steps until the next save, 0 where it is due now; None where nobody knows."""
+        if self._every is not None:
+            return -self.done % self._every
+        if len(self._saves) < 2:
+            return None
+        before, last = self._saves
+        expected = 2 * last - before
+        return expected - self.done if self.done <= expected else None
+
+    def saved(self) -> None:
+        """A save was made of the present step."""
+        if not self._saves or self._saves[-1] != self.done:
+            self._saves = [*self._saves[-1:], self.done]
+
+    def restored(self, step: int) -> None:
+        """The run goes on from another step."""
+        self.done, self._saves = step, [step]
+        self._look_ahead(self.left)
+
+    def close(self) -> None:
+        """Takes the hook off the optimizer."""
+        self._handle.remove()
+
+    def _after_step(self, *_: Any) -> None:
+        self.done += 1
+        self._look_ahead(self.left)
+
+
+def steps_of(optimizers: Iterable[Optimizer]) -> int:
+    """Steps that the optimizers' own states have counted; 0 for optimizers that do not count.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> adam = torch.optim.Adam([weight])
+        >>> weight.grad = torch.ones(1)
+        >>> adam.step()
+        >>> steps_of([adam])
+        1
+    """
+    counts = [state.get("step") for optimizer in optimizers for state in optimizer.state.values()]
+    return max((int(count) for count in counts if isinstance(count, (int, float, Tensor))), default=0)

@@ -1,0 +1,151 @@
+"""Measuring the live model on the trainer's own evaluators, without touching their metrics."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from composer.core import Evaluator, State
+from composer.core.precision import get_precision_context
+from composer.utils import dist
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from dynaquant_core.errors import ConfigError
+
+__all__ = ["Evaluation", "bare_model", "metric_of"]
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["min", "max"]
+
+
+def bare_model(state: State) -> Any:
+    """The user's model: distributed wrappers synchronise in their forward pass."""
+    return state.model.module if state.is_model_ddp else state.model
+
+
+class Evaluation:
+    """Gives the metric's mean over the evaluators, on all their data and on every rank the same.
+
+    Args:
+        state: of the trainer.
+        metric: name of a metric of the evaluators; None: the first one that fits ``mode``.
+        mode: whether it is to be minimised or maximised.
+
+    Raises:
+        ConfigError: no evaluator has such a metric.
+    """
+
+    def __init__(self, state: State, metric: str | None, mode: Mode) -> None:
+        self._state = state
+        self._names = {
+            evaluator.label: metric_of(state.eval_metrics[evaluator.label], metric, mode, evaluator.label)
+            for evaluator in state.evaluators
+        }
+        said = ", ".join(f"{name} of {label}" for label, name in self._names.items())
+        logger.info("checkpoints are searched for by %s (mode %r)", said, mode)
+
+    def __call__(self) -> float:
+        """The metric of the model as it is."""
+        with _generators_kept(evaluator.dataloader.dataloader for evaluator in self._state.evaluators):
+            values = [self._measure(evaluator) for evaluator in self._state.evaluators]
+        return math.fsum(values) / len(values)
+
+    def _measure(self, evaluator: Evaluator) -> float:
+        metric = copy.deepcopy(self._state.eval_metrics[evaluator.label][self._names[evaluator.label]])
+        metric.sync_on_compute = metric.dist_sync_on_step = False  # ranks measure different candidates
+        metric.reset()
+        metric = self._state.device.module_to_device(metric)
+        model, spec = bare_model(self._state), evaluator.dataloader
+        for batch in _batches(evaluator):
+            for part in spec.split_batch(spec.batch_transforms(batch), evaluator.device_eval_microbatch_size):
+                self._update(
+                    model, metric, spec.microbatch_transforms(self._state.device.batch_to_device(part))
+                )
+        return float(metric.compute())
+
+    def _update(self, model: Any, metric: Any, batch: Any) -> None:
+        precision, settings = self._state.precision, self._state.precision_config
+        with get_precision_context(precision, settings, fp8_autocast_enabled=False):
+            outputs = model.eval_forward(batch)
+        with get_precision_context(precision, settings):
+            model.update_metric(batch, outputs, metric)
+
+
+def metric_of(metrics: dict[str, Any], name: str | None, mode: Mode, label: str) -> str:
+    """Which of an evaluator's metrics to search by.
+
+    Args:
+        metrics: by name.
+        name: the user's choice, or None.
+        mode: "min" or "max".
+        label: of the evaluator, for the error.
+
+    Raises:
+        ConfigError: there is none of that name, or none that fits ``mode``.
+    """
+    if name is not None:
+        if name in metrics:
+            return name
+        raise ConfigError(
+            f"evaluator {label!r} has no metric {name!r}; it has {', '.join(metrics) or 'none'}."
+        )
+    wanted = mode == "max"
+    for fits in (wanted, None):  # those that say so come before those that do not tell
+        for found, metric in metrics.items():
+            if metric.higher_is_better is fits:
+                return found
+    raise ConfigError(
+        f"none of the metrics of evaluator {label!r} ({', '.join(metrics) or 'none'}) is one to "
+        f"{'maximise' if wanted else 'minimise'}: give metric= and mode=, or evaluate=."
+    )
+
+
+def _batches(evaluator: Evaluator) -> Iterator[Any]:
+    """The batches that the trainer would evaluate on; under data parallelism those of all ranks."""
+    loader, many = evaluator.dataloader.dataloader, dist.get_world_size() > 1
+    if _is_indexed(loader) and (many or isinstance(loader.sampler, DistributedSampler)):
+        loader = _in_order(loader)
+    elif many:
+        raise ConfigError(
+            f"evaluator {evaluator.label!r} reads a stream, of which each rank sees its own part: give "
+            f"evaluate=, which must see the same data on every rank."
+        )
+    limit = evaluator.subset_num_batches
+    return itertools.islice(loader, None if limit is None or limit < 0 else limit)
+
+
+def _is_indexed(loader: Any) -> bool:
+    """Whether any rank can read all of its data."""
+    good = isinstance(loader, DataLoader) and loader.batch_size is not None
+    return good and not isinstance(loader.dataset, IterableDataset)
+
+
+def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=SequentialSampler(loader.dataset),  # type: ignore[arg-type]
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+    )
+
+
+@contextmanager
+def _generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
+    """Puts back the generators that loaders and samplers own; the global ones the core puts back."""
+    owners = [part for loader in loaders for part in (loader, getattr(loader, "sampler", None))]
+    found = [getattr(owner, "generator", None) for owner in owners]
+    held = [(item, item.get_state()) for item in found if isinstance(item, torch.Generator)]
+    try:
+        yield
+    finally:
+        for generator, state in held:
+            generator.set_state(state)

@@ -1,0 +1,101 @@
+"""Leaving and joining: a checkpoint as the file that Composer itself would have written, and back."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.torch_version import TorchVersion
+
+from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+
+__all__ = ["export", "importer"]
+
+#: Who keeps the list of saved checkpoints in Composer's state: ours, and Composer's own.
+OURS, THEIRS = "DynaQuantCallback", "CheckpointSaver"
+
+
+def export(tree: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a checkpoint as a native .pt file, with which a Trainer goes on without us.
+
+    Args:
+        tree: as `plugins.read_tree` or a store returns it.
+        path: of the new file; what was there is replaced whole.
+
+    Raises:
+        StateMismatchError: it is not what a Composer Trainer saved.
+        StorageError: the system refused.
+    """
+    if not _is_composers(tree):
+        raise StateMismatchError(
+            "this is not what a Composer Trainer saves (no 'state' with a 'model'); export it with --to pt."
+        )
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
+    try:
+        torch.save(_with_their_saver(tree), temporary)
+        temporary.replace(target)
+    except (OSError, RuntimeError) as error:  # torch makes RuntimeErrors of what the system refuses
+        temporary.unlink(missing_ok=True)
+        raise StorageError(f"{os.fspath(path)!r} cannot be written: {error}.") from error
+
+
+def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tuple[int, dict[str, Any]]:
+    """Reads a native .pt file.
+
+    Args:
+        path: of the file.
+        weights_only: refuse objects whose reading could run code, those aside that Composer always writes.
+
+    Returns:
+        Completed batches, which are optimizer steps, and the tree to save.
+
+    Raises:
+        StorageError: the file cannot be opened.
+        CorruptFileError: it is no file of torch, or holds objects that ``weights_only`` refuses.
+        StateMismatchError: it is no checkpoint of a Composer Trainer.
+    """
+    text = os.fspath(path)
+    try:
+        with torch.serialization.safe_globals(_harmless()):
+            tree = torch.load(text, map_location="cpu", weights_only=weights_only)
+    except OSError as error:
+        raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:
+        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
+        raise CorruptFileError(f"{text!r} cannot be read as a Composer checkpoint: {reason}.") from error
+    if not _is_composers(tree):
+        raise StateMismatchError(f"{text!r} is no checkpoint of a Composer Trainer: it has no 'state'.")
+    metadata = tree["state"].get("metadata", {})
+    if "torch_version" in metadata:
+        metadata["torch_version"] = str(metadata["torch_version"])  # a class of torch's own, for a text
+    timestamp = tree["state"].get("timestamp", {}).get("Timestamp", {})
+    return int(timestamp.get("batch", 0)), tree
+
+
+def _harmless() -> list[Any]:
+    """What Composer puts into every checkpoint: times, random streams of NumPy, torch's version."""
+    reconstruct = np.zeros(1).__reduce__()[0]
+    kinds = [type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64)]
+    return [timedelta, TorchVersion, np.ndarray, np.dtype, reconstruct, *kinds]
+
+
+def _is_composers(tree: Any) -> bool:
+    state = tree.get("state") if isinstance(tree, Mapping) else None
+    return isinstance(state, Mapping) and "model" in state
+
+
+def _with_their_saver(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with the list of checkpoints under the name where Composer's own callback looks for it."""
+    state = tree["state"]
+    callbacks = state.get("callbacks")
+    if not isinstance(callbacks, Mapping) or OURS not in callbacks:
+        return dict(tree)
+    renamed = {THEIRS if name == OURS else name: value for name, value in callbacks.items()}
+    return {**tree, "state": {**state, "callbacks": renamed}}

@@ -1,0 +1,115 @@
+"""The file that Composer takes for the checkpoint: it says what to read, and ``torch.load`` reads it.
+
+A Composer checkpoint is one file, which the trainer links to from a temporary folder and hands to
+``torch.load``.  Ours is a file of 1 kB beside a folder, ``ep1-ba20-rank0.pt`` beside
+``ep1-ba20-rank0.pt.dynaquant``.  Unpickling it calls `open_checkpoint`, which gives the dictionary that a
+native file would have held.  So nothing of Composer is replaced: ``load_path``, ``autoresume`` and everything
+else that loads a Composer checkpoint works, even where nobody imported this package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from dynaquant_core.errors import CheckpointNotFoundError
+from dynaquant_core.plugins import is_checkpoint, read_tree
+
+__all__ = ["SUFFIX", "Pointer", "folder_of", "open_checkpoint", "read_by", "stop_reading_by", "write_pointer"]
+
+#: What the name of a checkpoint's folder has more than its file's.
+SUFFIX: Final = ".dynaquant"
+
+Read = Callable[[Path], Any]
+
+#: How to read, where a trainer of ours is loading; it lets go of a trainer that is gone.
+_readers: list[weakref.WeakMethod[Read]] = []
+
+
+def folder_of(file: str | os.PathLike[str]) -> Path:
+    """The folder beside a checkpoint's file.
+
+    Example:
+        >>> folder_of("run/ep1-ba20-rank0.pt").name
+        'ep1-ba20-rank0.pt.dynaquant'
+    """
+    path = Path(file)
+    return path.with_name(path.name + SUFFIX)
+
+
+def write_pointer(file: Path) -> None:
+    """Makes ``file`` stand for the checkpoint in the folder beside it; an existing file is replaced whole."""
+    temporary = file.with_name(f".{file.name}.tmp-{os.getpid()}")
+    torch.save(Pointer(folder_of(file).name), temporary)
+    temporary.replace(file)
+
+
+class Pointer:
+    """What the file holds: the name of the folder beside it, and the function that reads it.
+
+    Args:
+        name: of the folder.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+        return open_checkpoint, (self.name,)
+
+
+def open_checkpoint(name: str) -> Any:
+    """The dictionary that Composer saved, read from the folder ``name`` beside the file being loaded.
+
+    Raises:
+        CheckpointNotFoundError: the folder is not there, or there is no telling where "beside" is.
+        Others as `plugins.read_tree`.
+    """
+    file = _file_being_loaded()
+    if file is None:
+        raise CheckpointNotFoundError(
+            f"this Composer checkpoint lies in the folder {name!r} beside its file, and only the file's "
+            f"content is at hand; load it by its path."
+        )
+    folder = file.resolve().with_name(name)
+    if not is_checkpoint(folder):
+        raise CheckpointNotFoundError(
+            f"the checkpoint of {str(file.resolve())!r} lies in the folder {name!r} beside it, which is not "
+            f"there or not whole; copy both together, or make one file with: dynaquant export --to composer."
+        )
+    reader = next((found for reference in reversed(_readers) if (found := reference()) is not None), None)
+    return read_tree(folder, weights_only=False) if reader is None else reader(folder)
+
+
+def read_by(read: Read) -> None:
+    """From now on ``read``, a bound method, reads what pointers stand for."""
+    _readers.append(weakref.WeakMethod(read))
+
+
+def stop_reading_by(read: Read) -> None:
+    """Ends `read_by`."""
+    _readers[:] = [reference for reference in _readers if reference() not in (None, read)]
+
+
+def _file_being_loaded() -> Path | None:
+    """What the innermost ``torch.load`` was given: unpickling does not tell its functions where it reads."""
+    for frame in _frames():
+        if frame.f_code is torch.load.__code__:
+            given = frame.f_locals["f"]
+            named = getattr(given, "name", given)  # an open file knows its path
+            return Path(named) if isinstance(named, (str, os.PathLike)) else None
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,156 @@
+"""Composer's events translated: when to look ahead, to search, to commit, to let appear and to rotate."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from composer.callbacks import CheckpointSaver
+from composer.core import State, Time
+from composer.loggers import Logger
+from composer.utils import dist
+from composer.utils.file_helpers import format_name_with_dist
+
+from dynaquant_composer.evaluation import Evaluation, bare_model
+from dynaquant_composer.fit import explain_misfits, stop_explaining
+from dynaquant_composer.folder import finish, publish, still_there, sweep
+from dynaquant_composer.guard import require_whole_weights, say_what_is_untested
+from dynaquant_composer.pointer import folder_of, read_by, stop_reading_by
+from dynaquant_composer.report import values_of
+from dynaquant_composer.schedule import batches_left
+from dynaquant_composer.state import state_of
+from dynaquant_core import CheckpointInfo
+from dynaquant_core.plugins import PluginOptions, PluginRun
+
+__all__ = ["FolderSaver"]
+
+
+class FolderSaver(CheckpointSaver):
+    """A `CheckpointSaver` whose checkpoints `PluginRun` writes.
+
+    Args:
+        options: how they are made.
+        interval: the schedule as a time, or None where it is a function.
+        metric: name of the evaluators' metric to search by, or None.
+        **names_and_times: of `CheckpointSaver`.
+    """
+
+    def __init__(
+        self, options: PluginOptions, interval: Time[Any] | None, metric: str | None, **names_and_times: Any
+    ) -> None:
+        super().__init__(**names_and_times)
+        self._options, self._interval, self._metric = options, interval, metric
+        self._run = PluginRun(options, framework="composer", report=self._committed)
+        self.saved_checkpoints: list[str] = []
+        self._pending: deque[tuple[int, Path, Path | None]] = deque()
+        self._destinations: Logger | None = None
+        self._measured: tuple[State, Callable[[], float]] | None = None
+        self._fitting = False
+
+    @property
+    def last(self) -> CheckpointInfo | None:
+        """The checkpoint committed last; None before the first."""
+        return self._run.last
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Refuses what is not supported, then as Composer's own."""
+        require_whole_weights(state)
+        say_what_is_untested(logger)
+        self._destinations = logger
+        super().init(state, logger)
+
+    def before_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002 - an event's arguments
+        """What the process before committed is there to be loaded; and the next save builds on what is."""
+        if dist.get_global_rank() == 0:
+            finish(self._folder(state), self._latest(state))
+        dist.barrier()
+        read_by(self._read)
+        explain_misfits(state)
+
+    def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Loading is over."""
+        stop_reading_by(self._read)
+        stop_explaining(state)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Watches what is trained."""
+        require_whole_weights(state)  # FSDP wraps after `init`
+        if dist.get_global_rank() == 0:
+            sweep(self._folder(state))
+            if not self.saved_checkpoints:  # rotation goes on where the run before was
+                self.saved_checkpoints = still_there(self.all_saved_checkpoints_to_timestamp)
+        super().fit_start(state, logger)
+        self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
+        self._fitting = True
+
+    def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Foresees the next save, and lets appear what was committed meanwhile."""
+        self._run.look_ahead(batches_left(self._interval, state))
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """All checkpoints are there when ``fit`` returns."""
+        self._fitting = False
+        self._run.wait()
+        super().fit_end(state, logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Waits and lets go."""
+        super().close(state, logger)
+        self._run.close()
+
+    def _save_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """In place of Composer's own; every rank comes here."""
+        require_whole_weights(state)
+        self.last_checkpoint_batch = state.timestamp.batch
+        file = Path(self.filename.format(state))
+        self.all_saved_checkpoints_to_timestamp[str(file)] = state.timestamp
+        step = int(state.timestamp.batch)
+        tree = state_of(state, self.weights_only, self.ignore_keys)
+        self._run.choose(step, tree)
+        if dist.get_global_rank() == 0:
+            self._pending.append((step, file, self._latest(state)))
+            self._run.save(folder_of(file), step, tree)
+            if not self._fitting:  # the user asked for it and looks for it at once
+                self._run.wait()
+        dist.barrier()
+
+    def _committed(self, info: CheckpointInfo) -> None:
+        """Called on the training thread once a checkpoint is whole."""
+        while self._pending and self._pending[0][0] != info.step:
+            self._pending.popleft()  # that save failed
+        if self._pending:
+            _, file, latest = self._pending.popleft()
+            publish(file, latest if self.num_checkpoints_to_keep != 0 else None)
+            self.saved_checkpoints = [
+                *(name for name in self.saved_checkpoints if name != str(file)),
+                str(file),
+            ]
+            if self.num_checkpoints_to_keep >= 0:
+                self._rotate_checkpoints()
+        if self._destinations is not None:
+            self._destinations.log_metrics(values_of(info))
+
+    def _rotate_checkpoints(self, sharding_enabled: bool = False) -> None:  # noqa: ARG002
+        while len(self.saved_checkpoints) > self.num_checkpoints_to_keep:
+            file = Path(self.saved_checkpoints.pop(0))
+            file.unlink(missing_ok=True)
+            self._run.remove(folder_of(file))
+
+    def _folder(self, state: State) -> Path:
+        return Path(format_name_with_dist(self.folder, state.run_name))
+
+    def _latest(self, state: State) -> Path | None:
+        return None if self.latest_filename is None else Path(self.latest_filename.format(state))
+
+    def _read(self, folder: Path) -> Any:
+        return self._run.load(folder, weights_only=False)  # as Composer reads its own
+
+    def _evaluate(self, state: State) -> Callable[[], float] | None:
+        """The evaluators' measure; the same object again, so that the search goes on."""
+        if self._options.evaluate is not None or not state.evaluators:
+            return None
+        if self._measured is None or self._measured[0] is not state:
+            self._measured = (state, Evaluation(state, self._metric, self._options.mode))
+        return self._measured[1]

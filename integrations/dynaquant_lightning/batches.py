@@ -1,0 +1,116 @@
+"""The batches a search measures on: the first of the Trainer's own validation data, read without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils.data import DataLoader
+
+__all__ = ["Batch", "held_out"]
+
+#: Batches taken of each validation loader.
+FIRST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch as a loader gave it.
+
+    Args:
+        data: whatever the loader yields; on the host.
+        index: its number in its loader.
+        loader: number of its loader, or None where a step is not told.
+    """
+
+    data: Any
+    index: int
+    loader: int | None
+
+
+def held_out(trainer: Trainer) -> list[Batch]:
+    """The first batches of each validation loader, the same on every rank; [] where there are none.
+
+    No random stream, no generator of a loader and no worker of one is touched, and a loader that is being
+    iterated over goes on as it was.  Loaders are set up if the Trainer has not done so yet, which every rank
+    must do at the same time.
+    """
+    if not trainer.enable_validation:
+        return []
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    with isolate_rng():
+        loop.setup_data()
+        combined: CombinedLoader | None = loop._combined_loader
+        if combined is None:
+            return []
+        with _generators_kept(combined.flattened), _ranks_alike(combined.flattened):
+            return list(_read(combined, loop._max_batches))
+
+
+def _read(combined: CombinedLoader, limits: list[int | float]) -> Iterator[Batch]:
+    fresh = CombinedLoader(combined.iterables, combined._mode)
+    fresh.flattened = [_apart(loader) for loader in combined.flattened]
+    fresh.limits = [min(limit, FIRST) for limit in limits]
+    told = combined._mode == "sequential" and len(fresh.flattened) > 1
+    for data, index, loader in islice(iter(fresh), FIRST * len(fresh.flattened)):
+        yield Batch(data, index, loader if told else None)
+
+
+def _apart(loader: Any) -> Any:
+    """A loader of the same data that starts no worker and leaves those of ``loader`` alone."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    fresh = copy(loader)
+    fresh._iterator = None
+    fresh.num_workers, fresh.timeout, fresh.pin_memory = 0, 0, False
+    return fresh
+
+
+def _parts(loaders: Iterable[Any]) -> list[Any]:
+    """The loaders, and what draws their indices."""
+    found = []
+    for loader in loaders:
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        found += [
+            loader,
+            getattr(loader, "sampler", None),
+            batch_sampler,
+            getattr(batch_sampler, "sampler", None),
+        ]
+    return found
+
+
+@contextmanager
+def _generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
+    """Puts every generator that the loaders draw from back to where it stood."""
+    drawn = [getattr(part, "generator", None) for part in _parts(loaders)]
+    states = [(one, one.get_state()) for one in drawn if isinstance(one, torch.Generator)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+@contextmanager
+def _ranks_alike(loaders: Iterable[Any]) -> Iterator[None]:
+    """Lets every rank read what rank 0 reads: ranks that measure different data cannot agree."""
+    split = {
+        id(part): part for part in _parts(loaders) if hasattr(part, "num_replicas") and hasattr(part, "rank")
+    }
+    ranks = [(part, part.rank) for part in split.values()]
+    try:
+        for part, _ in ranks:
+            part.rank = 0
+        yield
+    finally:
+        for part, rank in ranks:
+            part.rank = rank

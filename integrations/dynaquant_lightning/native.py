@@ -1,0 +1,70 @@
+"""Leaving and joining: a checkpoint as the file that Lightning itself would have written, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+
+from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+from dynaquant_lightning.tree import from_tree
+
+__all__ = ["export", "importer"]
+
+
+def export(tree: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a checkpoint as a native .ckpt file, with which a Trainer goes on without us.
+
+    Args:
+        tree: as `read_tree` or a store returns it.
+        path: of the new file; what was there is replaced whole.
+
+    Raises:
+        StateMismatchError: it is not what a Lightning Trainer saved.
+        StorageError: the system refused.
+    """
+    checkpoint = from_tree(tree)
+    if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint:
+        raise StateMismatchError(
+            "this is not what a Lightning Trainer saves (it has no 'state_dict'); export it with --to pt."
+        )
+    if checkpoint.get("loops", {}) is None:
+        raise StateMismatchError(
+            "what Lightning keeps beside the compressed files is missing; export the checkpoint's "
+            "own folder, the one with dynaquant.json."
+        )
+    try:
+        TorchCheckpointIO().save_checkpoint(dict(checkpoint), os.fspath(path))
+    except OSError as error:
+        raise StorageError(f"{os.fspath(path)!r} cannot be written: {error.strerror or error}.") from error
+
+
+def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tuple[int, dict[str, Any]]:
+    """Reads a native .ckpt file.
+
+    Args:
+        path: of the file.
+        weights_only: refuse objects whose reading could run code.
+
+    Returns:
+        Completed optimizer steps, and the state to save, into a store or a folder.
+
+    Raises:
+        StorageError: the file cannot be opened.
+        CorruptFileError: it is no file of torch, or holds objects that ``weights_only`` refuses.
+        StateMismatchError: it is no checkpoint of a Lightning Trainer.
+    """
+    text = os.fspath(path)
+    try:
+        checkpoint = torch.load(text, map_location="cpu", weights_only=weights_only)
+    except OSError as error:
+        raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:
+        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
+        raise CorruptFileError(f"{text!r} cannot be read as a Lightning checkpoint: {reason}.") from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= set(checkpoint):
+        raise StateMismatchError(f"{text!r} is no checkpoint of a Lightning Trainer: it has no 'state_dict'.")
+    return int(checkpoint["global_step"]), checkpoint

@@ -1,0 +1,47 @@
+"""Our folders as the dictionaries that Lightning saved, for everything that has no run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaquant_core.errors import NotAStoreError
+from dynaquant_core.plugins import read_tree
+from dynaquant_core.plugins.marker import Marker
+from dynaquant_lightning.tree import from_tree
+
+__all__ = ["FRAMEWORK", "device_of", "read_checkpoint", "require_ours"]
+
+FRAMEWORK = "lightning"
+
+
+def read_checkpoint(path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    """What was saved into a folder; arguments as those of `torch.load`.
+
+    Raises:
+        NotAStoreError: it is no checkpoint, or another framework's.
+        DynaQuantError: it cannot be read.
+    """
+    folder = require_ours(path)
+    tree = read_tree(folder, device=device_of(map_location), weights_only=weights_only is not False)
+    return from_tree(tree, folder)
+
+
+def require_ours(path: Any) -> Path:
+    """The path of a checkpoint that Lightning wrote; raises NotAStoreError where another framework did."""
+    folder = Path(os.fspath(path))
+    framework = Marker.read(folder).framework
+    if framework != FRAMEWORK:
+        raise NotAStoreError(
+            f"{str(folder)!r} is a checkpoint of {framework}, not of Lightning; go on with {framework}, or "
+            "take its weights out with: dynaquant export PATH --to safetensors -o FILE"
+        )
+    return folder
+
+
+def device_of(map_location: Any) -> Any:
+    """The device where tensors go; a function or a mapping of locations has nothing to map here."""
+    return map_location if isinstance(map_location, (str, torch.device)) else None

@@ -1,0 +1,78 @@
+"""The runs behind one CheckpointIO, and which of them a folder belongs to while it is being written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dynaquant_core import CheckpointInfo
+from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_lightning.reading import FRAMEWORK
+
+__all__ = ["Runs"]
+
+
+class Runs:
+    """One run for checkpoints with an optimizer's state and one for those without: a delta needs its like.
+
+    Args:
+        options: of both.
+        report: told of each commit.
+    """
+
+    def __init__(self, options: PluginOptions, report: Callable[[CheckpointInfo], None]) -> None:
+        self._options = options
+        self._report = report
+        self._runs: dict[bool, PluginRun] = {}
+        self._watched: tuple[Any, Any, Any] | None = None
+        self._owners: dict[Path, PluginRun] = {}  # of folders that may not be complete yet
+
+    def of(self, *, moments: bool) -> PluginRun:
+        """The run of checkpoints with, or without, an optimizer's state."""
+        if moments not in self._runs:
+            self._runs[moments] = PluginRun(self._options, framework=FRAMEWORK, report=self._report)
+            self._watch(self._runs[moments])
+        return self._runs[moments]
+
+    def watch(self, model: Any, optimizers: Any, evaluate: Callable[..., Any] | None) -> None:
+        """As `PluginRun.watch`, for both."""
+        self._watched = model, optimizers, evaluate
+        for run in self._runs.values():
+            self._watch(run)
+
+    def begin(self, folder: str, *, moments: bool) -> PluginRun:
+        """The run that is to write ``folder``, which is pending from now on."""
+        run = self.of(moments=moments)
+        if run.enabled:
+            self._owners[_key(folder)] = run
+        return run
+
+    def owner(self, folder: Any) -> PluginRun | None:
+        """The run that may be writing ``folder``; None where nothing is pending."""
+        return self._owners.get(_key(folder))
+
+    def remove(self, folder: str) -> None:
+        """Removes a folder behind the saves that may need it."""
+        run = self._owners.pop(_key(folder), None) or self.of(moments=True)
+        run.remove(folder)
+
+    def wait(self) -> None:
+        """Waits until everything is written; raises SaveError if something was not."""
+        self._owners.clear()
+        for run in self._runs.values():
+            run.wait()
+
+    def _watch(self, run: PluginRun) -> None:
+        if self._watched is not None:
+            model, optimizers, evaluate = self._watched
+            run.watch(model, optimizers, evaluate=evaluate)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what cannot travel to another process, where a new run begins."""
+        return {**vars(self), "_runs": {}, "_owners": {}, "_watched": None}
+
+
+def _key(folder: Any) -> Path:
+    return Path(os.path.realpath(os.fspath(folder)))

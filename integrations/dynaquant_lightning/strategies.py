@@ -1,0 +1,76 @@
+"""Which ways of running a Trainer can save through us, and how our CheckpointIO gets into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import AsyncCheckpointIO
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    SingleDeviceStrategy,
+    SingleDeviceXLAStrategy,
+)
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_lightning.io import DynaQuantCheckpointIO
+
+__all__ = ["install", "require_supported"]
+
+
+def require_supported(trainer: Trainer) -> None:
+    """Raises ConfigError where the Trainer's strategy saves in a way that passes a CheckpointIO by."""
+    strategy = trainer.strategy
+    good = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
+    if not good or isinstance(strategy, (DeepSpeedStrategy, SingleDeviceXLAStrategy)):
+        raise ConfigError(
+            f"{type(strategy).__name__} writes its checkpoints itself, in shards; DynaQuant works on one "
+            "device and with DDP: choose one of them, or take DynaQuantCallback out to save natively."
+        )
+
+
+def install(trainer: Trainer, io: DynaQuantCheckpointIO, choose: Any) -> None:
+    """Makes ``io`` the Trainer's CheckpointIO, once; other Trainers are not touched.
+
+    Args:
+        trainer: of a supported strategy.
+        io: what to save through.
+        choose: called with (checkpoint, path) on every rank before each save, where there are several: only
+            rank 0 reaches the CheckpointIO.
+
+    Raises:
+        ConfigError: the Trainer has a CheckpointIO of another kind.
+    """
+    strategy = trainer.strategy
+    present = strategy.checkpoint_io
+    if present is io:
+        return
+    if not _is_replaceable(present):
+        raise ConfigError(
+            f"the Trainer already has the CheckpointIO {type(present).__name__}; leave it out of plugins=, "
+            "or take DynaQuantCallback out."
+        )
+    strategy.checkpoint_io = io
+    if trainer.world_size > 1:
+        _before_saves(strategy, choose)
+
+
+def _is_replaceable(present: CheckpointIO | None) -> bool:
+    """Lightning's own, also behind its thread: ours has a thread itself, and needs the live tensors."""
+    while isinstance(present, AsyncCheckpointIO):
+        present = present.checkpoint_io
+    return type(present) is TorchCheckpointIO or isinstance(present, DynaQuantCheckpointIO) or present is None
+
+
+def _before_saves(strategy: Any, choose: Any) -> None:
+    original = type(strategy).save_checkpoint
+
+    def save_checkpoint(
+        checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
+    ) -> None:
+        choose(checkpoint, filepath)
+        original(strategy, checkpoint, filepath, storage_options=storage_options)
+
+    strategy.save_checkpoint = save_checkpoint

@@ -1,0 +1,150 @@
+"""The part of the CheckpointIO that knows a Trainer: what is searched with, what is linked, when to wait."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+
+from dynaquant_core import CheckpointInfo
+from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.plugins import is_checkpoint
+from dynaquant_lightning.io import DynaQuantCheckpointIO
+from dynaquant_lightning.reading import read_checkpoint
+from dynaquant_lightning.tree import has_moments, to_tree
+from dynaquant_lightning.validation import Validation
+
+__all__ = ["TrainerCheckpointIO"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerCheckpointIO(DynaQuantCheckpointIO):
+    """Installed into one Trainer by its callback.
+
+    Args:
+        trainer: whose checkpoints these are.
+        metric: name of the logged value to search with; None: the validation loss.
+        options: as `DynaQuantCheckpointIO`.
+    """
+
+    def __init__(self, trainer: Trainer, metric: str | None, **options: Any) -> None:
+        super().__init__(**options)
+        self.trainer = trainer
+        self._measures = not options.get("evaluate")
+        self._metric = metric
+        self._validation: Validation | None = None
+        self._moment = 0  # counts the hooks of training that have run
+        self._newest: tuple[str, int] | None = None  # the folder saved last, and when
+
+    def begin_training(self) -> None:
+        """Tells that the Trainer's model, optimizers and data are ready."""
+        self._validation = Validation(self.trainer, self._metric) if self._measures else None
+        self._watch()
+
+    def _watch(self) -> None:
+        self.watch(self.trainer.lightning_module, self.trainer.optimizers, evaluate=self._validation)
+
+    def went_on(self) -> None:
+        """Tells that code other than a ModelCheckpoint's has run since the last call."""
+        self._moment += 1
+
+    # -- saving ------------------------------------------------------------------------------------
+
+    def takes(self, checkpoint: Mapping[str, Any], path: Any) -> bool:
+        """Whole checkpoints; not the bare weights that a launcher carries between processes."""
+        return super().takes(checkpoint, path) and {"state_dict", "global_step"} <= set(checkpoint)
+
+    def choose(self, checkpoint: dict[str, Any], path: Any) -> None:
+        """Searches with all ranks; each of them calls it before rank 0 saves."""
+        if self._is_interrupted or not self.takes(checkpoint, path) or self._twin(path) is not None:
+            return
+        with torch.inference_mode(False):
+            self._find_measure()
+            run = self.runs.of(moments=has_moments(checkpoint))
+            run.choose(self.step_of(checkpoint), to_tree(checkpoint, os.fspath(path)))
+            self._newest = os.fspath(path), self._moment
+
+    def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
+        """Saves, or links where the same moment was saved under another name."""
+        try:
+            self._save_or_link(checkpoint, path)
+            if self._must_wait(path):
+                self.wait()
+        except DynaQuantError as error:
+            if not self._is_interrupted:
+                raise
+            logger.error("no checkpoint of the interrupted training: %s", error)  # its own error is raised
+
+    def _save_or_link(self, checkpoint: dict[str, Any], path: str) -> None:
+        twin = self._twin(path)
+        if twin is not None:
+            self.runs.begin(path, moments=has_moments(checkpoint)).copy(twin, path)
+            return
+        if self.trainer.world_size == 1:
+            self._find_measure()
+        super().save_folder(checkpoint, path)
+        self._newest = path, self._moment
+
+    def _twin(self, path: Any) -> str | None:
+        """The folder saved at this moment, where ``path`` is the "last" of the same ModelCheckpoint."""
+        if self._newest is None or self._newest[1] != self._moment:
+            return None
+        newest = self._newest[0]
+        callbacks = [one for one in self.trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+        lasts = [one for one in callbacks if one.last_model_path == os.fspath(path) != newest]
+        savers = [one for one in lasts if newest == one.best_model_path or newest in one.best_k_models]
+        return newest if savers else None
+
+    def _find_measure(self) -> None:
+        """Reads the validation data at the first save; without a measure the configuration is fixed."""
+        if self._validation is None:
+            return
+        reason = self._validation.prepare()
+        if reason is not None:
+            logger.warning("no search, as %s", reason)
+            self._validation = None
+            self._watch()
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return bool(self.trainer.state.status == TrainerStatus.INTERRUPTED)
+
+    def _must_wait(self, path: str) -> bool:
+        """Whether nothing would wait for this save, or somebody looks at the folder at once."""
+        state = self.trainer.state
+        running = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
+        linked = any(getattr(one, "save_last", None) == "link" for one in self.trainer.checkpoint_callbacks)
+        return not running or linked or Path(path).name.startswith("hpc_ckpt_")
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Loads; only a fit goes on from what it loads."""
+        if self.trainer.state.fn == TrainerFn.FITTING or not is_checkpoint(path):
+            return super().load_checkpoint(path, map_location, weights_only)
+        return read_checkpoint(path, map_location, weights_only)  # type: ignore[no-any-return]
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    def reported(self, info: CheckpointInfo) -> None:
+        """Logs what a checkpoint cost and promises to the Trainer's loggers."""
+        figures: dict[str, float] = {
+            "ratio": info.ratio,
+            "bytes": info.stored_bytes,
+            "evaluations": info.evaluations,
+        }
+        if info.degradation is not None:
+            figures["degradation"] = info.degradation
+        figures |= {f"seconds_{stage}": seconds for stage, seconds in info.seconds.items()}
+        for each in self.trainer.loggers:
+            each.log_metrics({f"dynaquant/{name}": value for name, value in figures.items()}, step=info.step)

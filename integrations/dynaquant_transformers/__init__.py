@@ -1,0 +1,31 @@
+"""DynaQuant checkpoints in the Hugging Face Trainer: one more callback, everything else as it is.
+
+Importing this package is what makes the Trainer read such checkpoints; the callback makes it write them.
+
+Example:
+    >>> sorted(__all__)
+    ['DynaQuantCallback', 'DynaQuantTrainerMixin', 'export', 'importer', 'install']
+"""
+
+from __future__ import annotations
+
+from dynaquant_core.errors import DependencyError
+
+try:
+    import accelerate  # noqa: F401 - the Trainer cannot be used without it
+    import transformers  # noqa: F401
+except ImportError as error:
+    raise DependencyError(
+        "dynaquant_transformers needs transformers and accelerate: "
+        "python -m pip install 'dynaquant[transformers]'"
+    ) from error
+
+from dynaquant_transformers.callback import DynaQuantCallback
+from dynaquant_transformers.install import install
+from dynaquant_transformers.joining import importer
+from dynaquant_transformers.leaving import export
+from dynaquant_transformers.mixin import DynaQuantTrainerMixin
+
+__all__ = ["DynaQuantCallback", "DynaQuantTrainerMixin", "export", "importer", "install"]
+
+install()

@@ -1,0 +1,101 @@
+"""The loss on the Trainer's own evaluation data, batch by batch, leaving no trace in the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+from transformers import Trainer
+
+__all__ = ["TrainerEvaluation", "alone", "shadowed"]
+
+#: Attributes in which subclasses collect metrics between two lines of their log (TRL's trainers).
+METRICS = "_metrics"
+
+
+class TrainerEvaluation:
+    """Measures the Trainer's model as ``trainer.evaluate()`` would, but reports nothing and logs nothing.
+
+    It runs in one process alone: under DDP each rank sees the whole evaluation set and talks to no other.
+
+    Args:
+        trainer: whose model, evaluation data, collator and loss are used; subclasses' own included.
+        batches: how many batches of each evaluation set; None: all.
+    """
+
+    def __init__(self, trainer: Trainer, batches: int | None) -> None:
+        self._trainer = trainer
+        self._batches = batches
+
+    def __call__(self) -> list[float]:
+        """The loss of each batch."""
+        with alone(self._trainer):
+            return [self._loss(inputs) for loader in self._loaders() for inputs in self._some(loader)]
+
+    def _loss(self, inputs: Any) -> float:
+        trainer = self._trainer
+        loss, _, _ = trainer.prediction_step(trainer.model, inputs, prediction_loss_only=True)
+        if loss is None:
+            message = "the evaluation data give no loss (are there labels?); give evaluate= to the callback"
+            raise ValueError(message)
+        return float(loss.detach().mean())
+
+    def _some(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        return islice(loader, self._batches)
+
+    def _loaders(self) -> Iterator[DataLoader[Any]]:
+        datasets = self._trainer.eval_dataset
+        for name in datasets if isinstance(datasets, dict) else (None,):
+            yield self._trainer.get_eval_dataloader(name)
+
+
+@contextmanager
+def alone(trainer: Trainer) -> Iterator[None]:
+    """Inside the context the trainer works as if its process were the only one, and forgets what it did.
+
+    Its data are not split over ranks and nothing is gathered, so ranks may evaluate different models at the
+    same time, and a different number of times.
+    """
+    accelerator = trainer.accelerator
+    with ExitStack() as stack:
+        stack.enter_context(shadowed(accelerator, "prepare", _first))
+        if accelerator.num_processes > 1:
+            for name in ("gather", "gather_for_metrics", "reduce", "pad_across_processes"):
+                stack.enter_context(shadowed(accelerator, name, _first))
+            stack.enter_context(shadowed(trainer.args, "average_tokens_across_devices", False))
+        stack.enter_context(shadowed(trainer, "_eval_dataloaders", {}))  # loaders kept for their workers
+        if METRICS in vars(trainer):
+            stack.enter_context(shadowed(trainer, METRICS, deepcopy(vars(trainer)[METRICS])))
+        yield
+
+
+@contextmanager
+def shadowed(owner: object, name: str, value: Any | Callable[..., Any]) -> Iterator[None]:
+    """``owner.name`` is ``value`` inside the context; on the instance only, and taken away however it ends.
+
+    Example:
+        >>> class Box:
+        ...     held = 1
+        >>> box = Box()
+        >>> with shadowed(box, "held", 2):
+        ...     box.held
+        2
+        >>> box.held, vars(box)
+        (1, {})
+    """
+    attributes = vars(owner)
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        attributes.pop(name, None)
+        attributes.update(before)
+
+
+def _first(first: Any, *_: Any, **__: Any) -> Any:
+    return first

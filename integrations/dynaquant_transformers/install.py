@@ -1,0 +1,55 @@
+"""Puts the stand-ins of `saving` and `loading` around the Trainer's methods, once a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import Any, Final
+
+from transformers import Trainer
+
+from dynaquant_transformers import loading, saving
+from dynaquant_transformers.mixin import DynaQuantTrainerMixin
+from dynaquant_transformers.support import require_known_trainer
+
+__all__ = ["STAND_INS", "install"]
+
+#: Method of the Trainer -> what stands in for it.
+STAND_INS: Final[Mapping[str, Callable[..., Any]]] = {
+    "train": saving.train,
+    "_save_checkpoint": saving.save_checkpoint,
+    "_save": saving.save_files,
+    "_save_optimizer_and_scheduler": saving.save_optimizer_and_scheduler,
+    "_load_from_checkpoint": loading.load_from_checkpoint,
+    "_load_optimizer_and_scheduler": loading.load_optimizer_and_scheduler,
+    "_load_best_model": loading.load_best_model,
+}
+
+MARK = "_dynaquant"
+
+
+def install(trainer: type[Any] = Trainer) -> None:
+    """Wraps the class's methods; again, it does nothing.
+
+    The wrappers act on trainers that hold a `DynaQuantCallback` and on folders that bear our marker; all else
+    goes straight to the methods.
+
+    Raises:
+        DependencyError: the methods are not the ones that this plugin was written for.
+    """
+    require_known_trainer(trainer)
+    for name, stand_in in STAND_INS.items():
+        method = getattr(trainer, name)
+        if not hasattr(method, MARK):
+            setattr(trainer, name, _around(method, stand_in))
+
+
+def _around(method: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, DynaQuantTrainerMixin):
+            return method(self, *args, **kwargs)  # its own methods are the stand-ins
+        return stand_in(self, partial(method, self), *args, **kwargs)
+
+    setattr(wrapper, MARK, True)
+    return wrapper

@@ -1,0 +1,160 @@
+"""Where a checkpoint is made, and where it stands once it is whole.
+
+The Trainer takes every folder ``checkpoint-N`` for a checkpoint.  So one that is still being written lies in
+a hidden folder of the output folder, and gets its name when it is committed.  The newest one stays there as
+well (hard links), because the next one builds on it and the Trainer may remove what bears a name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from dynaquant_core.errors import DynaQuantError, EmptyStoreError
+from dynaquant_core.plugins import is_checkpoint
+
+__all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole"]
+
+logger = logging.getLogger(__name__)
+
+#: Folder of checkpoints in the making; who looks for checkpoints passes over hidden folders.
+MAKING: Final = ".dynaquant"
+
+_NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folders of one checkpoint.
+
+    Args:
+        output: the folder in which the Trainer keeps its checkpoints.
+        step: completed optimizer steps.
+    """
+
+    output: Path
+    step: int
+
+    @property
+    def workshop(self) -> Path:
+        """What the Trainer is told to be its output folder while the checkpoint is made."""
+        return self.output / MAKING / str(self.step)
+
+    @property
+    def making(self) -> Path:
+        """Where it is made."""
+        return self.workshop / self.final.name
+
+    @property
+    def final(self) -> Path:
+        """Where it stands once it is whole."""
+        return self.output / f"{PREFIX_CHECKPOINT_DIR}-{self.step}"
+
+    def clear(self) -> None:
+        """Removes what was made here; what has its name stays."""
+        shutil.rmtree(self.workshop, ignore_errors=True)
+
+    def publish(self) -> bool:
+        """Gives the checkpoint its name if it is whole; what had the name before goes.
+
+        Returns:
+            Whether it is whole.
+        """
+        if not is_checkpoint(self.making):
+            return False
+        new, old = self.workshop / "new", self.workshop / "old"
+        for rubbish in (new, old):
+            shutil.rmtree(rubbish, ignore_errors=True)
+        named = _linked(self.making, new)
+        if self.final.exists():
+            self.final.rename(old)
+        named.rename(self.final)
+        shutil.rmtree(old, ignore_errors=True)
+        return True
+
+    def name_best(self, state: TrainerState) -> None:
+        """Tells the Trainer's state the final name of the best checkpoint, this one or one that is there."""
+        if not state.best_global_step:
+            return
+        best = Place(self.output, state.best_global_step)
+        if best.making.exists() or best.final.exists():
+            state.best_model_checkpoint = str(best.final)
+
+
+def finish_leftovers(output: Path) -> None:
+    """Gives checkpoints that a dead process had committed their names, and removes what it had not."""
+    shop = output / MAKING
+    for folder in shop.iterdir() if shop.is_dir() else ():
+        place = Place(output, int(folder.name)) if folder.name.isdecimal() else None
+        if place is not None and not is_checkpoint(place.final) and place.publish():
+            logger.warning("%s was committed by a process that ended before it had its name", place.final)
+    clear_workshop(output)
+
+
+def clear_workshop(output: Path) -> None:
+    """Removes the folder of checkpoints in the making, and all that is in it."""
+    shutil.rmtree(output / MAKING, ignore_errors=True)
+
+
+def newest_whole(output: Path, read: Callable[[Path], object]) -> Path | None:
+    """The newest checkpoint that can be read, native ones included; None where there is none at all.
+
+    Args:
+        output: the folder in which the Trainer keeps its checkpoints.
+        read: reads one of ours, or raises what is wrong with it.
+
+    Raises:
+        EmptyStoreError: there are checkpoints and none of them is whole; says why.
+    """
+    reasons: list[str] = []
+    for _, folder in sorted(_numbered(output), reverse=True):
+        reason = _damage(folder, read)
+        if reason is None:
+            for skipped in reasons:
+                logger.warning("passed over: %s", skipped)
+            return folder
+        reasons.append(reason)
+    if reasons:
+        raise EmptyStoreError(f"no checkpoint in {str(output)!r} is whole: {'; '.join(reasons)}")
+    return None
+
+
+def _damage(folder: Path, read: Callable[[Path], object]) -> str | None:
+    """Why a checkpoint cannot be read; None for a whole one."""
+    if not (folder / TRAINER_STATE_NAME).is_file():  # the last thing that the Trainer writes
+        return f"{folder.name} has no {TRAINER_STATE_NAME}, its save was interrupted"
+    if not is_checkpoint(folder):
+        return None  # a native one: what it holds is the Trainer's to judge
+    try:
+        read(folder)
+    except DynaQuantError as error:
+        return f"{folder.name}: {error}"
+    return None
+
+
+def _numbered(output: Path) -> Iterator[tuple[int, Path]]:
+    """Step and folder of everything that is named like a checkpoint."""
+    for folder in output.iterdir() if output.is_dir() else ():
+        found = _NUMBERED.fullmatch(folder.name)
+        if found and folder.is_dir():
+            yield int(found[1]), folder
+
+
+def _linked(source: Path, target: Path) -> Path:
+    """A second folder of the same files; ``source`` itself where files cannot have two names."""
+    try:
+        shutil.copytree(source, target, copy_function=os.link)
+    except (OSError, shutil.Error):
+        shutil.rmtree(target, ignore_errors=True)
+        return source
+    return target

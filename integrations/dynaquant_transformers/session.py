@@ -1,0 +1,181 @@
+"""One call of ``trainer.train()``: what is watched, when a checkpoint is made, and when it gets its name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+from transformers import Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+
+from dynaquant_core import CheckpointInfo
+from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
+from dynaquant_transformers.places import Place, newest_whole
+from dynaquant_transformers.report import values_of
+from dynaquant_transformers.schedule import steps_an_epoch, steps_left
+from dynaquant_transformers.shelf import Shelf
+from dynaquant_transformers.support import FRAMEWORK, require_own, require_supported
+from dynaquant_transformers.weights import ADAPTERS, are_live, weights_of
+
+__all__ = ["OPTIMIZER", "Session"]
+
+logger = logging.getLogger(__name__)
+
+#: Key of the optimizer's state in a checkpoint's tree.
+OPTIMIZER = "optimizer"
+
+
+class Session:
+    """Makes the checkpoints of one training.
+
+    Args:
+        trainer: it trains in this process alone or data parallel.
+        options: how checkpoints are made.
+        eval_batches: how many batches of each evaluation set the search uses; None: all.
+
+    Attributes:
+        run: what encodes and commits.
+
+    Raises:
+        ConfigError: the trainer's mode is not supported.
+    """
+
+    def __init__(self, trainer: Trainer, options: PluginOptions, eval_batches: int | None) -> None:
+        require_supported(trainer)
+        self.trainer = trainer
+        weights = weights_of(trainer.model)
+        if not are_live(weights, trainer.model):  # made for saving only: nothing could be tried in them
+            options = replace(options, exact=(*_patterns(options.exact), ADAPTERS))
+        if trainer.args.save_total_limit:  # beyond it a chain keeps more files alive than it makes smaller
+            most = max(trainer.args.save_total_limit - 1, 0)
+            options = replace(options, max_chain=min(options.max_chain, most))
+        self.run = PluginRun(options, framework=FRAMEWORK, report=self._report)
+        has_data = trainer.eval_dataset is not None
+        self._evaluate = TrainerEvaluation(trainer, eval_batches) if has_data else None
+        self._found: tuple[Path | None, Any] = (None, None)  # read to see whether it is whole
+        self._shelf = Shelf(trainer)
+        self._place: Place | None = None  # of the checkpoint that is being made at this moment
+
+    # -- what happens in a training, in order ------------------------------------------------------
+
+    def find(self, wanted: str | bool | None) -> str | None:
+        """The folder to resume from: ``resume_from_checkpoint`` of the Trainer, True replaced.
+
+        Where there is no checkpoint yet, True means to begin, so that a job which is started again and again
+        needs no case for its first start.
+
+        Raises:
+            EmptyStoreError: there are checkpoints and none of them is whole.
+        """
+        output = Path(self.trainer.args.output_dir)
+        self._shelf.open(output)
+        if wanted is not True:
+            return wanted or None
+        newest = newest_whole(output, self._try_to_read)
+        if newest is None:
+            logger.warning("there is no checkpoint in %s yet: training begins at step 0", output)
+        return None if newest is None else str(newest)
+
+    def read(self, folder: Path) -> Any:
+        """The tree of a checkpoint of ours; the next checkpoint may build on it."""
+        (where, tree), self._found = self._found, (None, None)
+        return tree if where == folder else self.run.load(folder)
+
+    def watch(self, optimizer: Any) -> None:
+        """Averages the gradients that this optimizer steps with, from now on."""
+        inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper steps without hooks
+        optimizers = [inner] if isinstance(inner, Optimizer) else []
+        self.run.watch(self.trainer.model, optimizers, evaluate=self._evaluate)
+
+    def step_begins(self, loader: Any) -> None:
+        """Before an optimizer step: whether its gradients are wanted; what was committed meanwhile."""
+        args, state = self.trainer.args, self.trainer.state
+        self.run.look_ahead(steps_left(args, state, steps_an_epoch(args, loader)))
+
+    def is_making(self, folder: str | None) -> bool:
+        """Whether the Trainer was sent to ``folder`` by this session."""
+        return folder is not None and self._place is not None and Path(folder) == self._place.making
+
+    def save(self, write_native: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
+        """Makes a checkpoint, all ranks together; when it returns, training may go on.
+
+        Args:
+            write_native: the Trainer's ``_save_checkpoint``, which writes what stays native.
+            model: its first argument.
+            trial: its second one.
+        """
+        trainer = self.trainer
+        place = Place(Path(trainer._get_output_dir(trial=trial)), trainer.state.global_step)
+        tree = self._tree()
+        self.run.choose(place.step, tree)
+        self.settle()
+        self._shelf.begin(place)
+        self._place = place
+        try:
+            with shadowed(trainer, "_get_output_dir", lambda trial=None: str(place.workshop)):  # noqa: ARG005
+                write_native(model, trial)
+        finally:
+            self._place = None
+        trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
+        place.name_best(trainer.state)
+        if trainer.args.should_save:
+            self._commit(place, tree)
+
+    def settle(self) -> None:
+        """Waits until the last checkpoint is committed and has its name."""
+        self.run.wait()
+        self._shelf.put()
+
+    def close(self) -> None:
+        """Ends the session; every checkpoint that was begun is committed and has its name."""
+        try:
+            self.run.close()
+        finally:
+            self._shelf.close()
+
+    def give_up(self) -> None:
+        """`close` where training failed: what failed here only goes to the log."""
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - training's own error is the one to tell
+            logger.error("the last checkpoint is not there: %s", error)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _try_to_read(self, folder: Path) -> None:
+        require_own(folder)
+        self._found = (folder, self.run.load(folder))
+
+    def _tree(self) -> dict[str, Any]:
+        """What would lie in the native files of weights and optimizer; the tensors are the live ones."""
+        tree: dict[str, Any] = weights_of(self.trainer.model)
+        if not self.trainer.args.save_only_model:
+            tree[OPTIMIZER] = self.trainer.optimizer.state_dict()
+        return tree
+
+    def _commit(self, place: Place, tree: dict[str, Any]) -> None:
+        path = place.making / TRAINER_STATE_NAME
+        self.trainer.state.save_to_json(str(path))  # again: it holds the name of the best
+        self._shelf.expect(place)
+        self.run.save(place.making, place.step, tree)
+        if any(_reads_saves(callback) for callback in self.trainer.callback_handler.callbacks):
+            self.settle()
+
+    def _report(self, info: CheckpointInfo) -> None:
+        """Logs what a checkpoint cost, through the Trainer; subclasses' own logs are left alone."""
+        Trainer.log(self.trainer, values_of(info))
+        self._shelf.put()
+
+
+def _patterns(exact: str | Sequence[str]) -> tuple[str, ...]:
+    return (exact,) if isinstance(exact, str) else tuple(exact)
+
+
+def _reads_saves(callback: TrainerCallback) -> bool:
+    """Whether a callback wants to hear of saves: then the checkpoint has to be there when it does."""
+    return type(callback).on_save is not TrainerCallback.on_save

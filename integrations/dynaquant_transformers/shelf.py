@@ -1,0 +1,73 @@
+"""The output folders of one training: what is on its way into them, what gets its name, what goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import Trainer
+from transformers.trainer_utils import rotate_checkpoints
+
+from dynaquant_transformers.places import Place, clear_workshop, finish_leftovers
+
+__all__ = ["Shelf"]
+
+
+class Shelf:
+    """Puts checkpoints where the Trainer looks for them, once they are whole.
+
+    Args:
+        trainer: whose folders; only the process that saves changes them.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._outputs: set[Path] = set()
+        self._coming: Place | None = None  # on its way to the disk
+        self._base: Place | None = None  # what the next one builds on
+
+    def open(self, output: Path) -> None:
+        """Clears away what an earlier process left in an output folder; all ranks together."""
+        if output not in self._outputs:
+            self._outputs.add(output)
+            if self._trainer.args.should_save:
+                finish_leftovers(output)
+        self._trainer.accelerator.wait_for_everyone()
+
+    def begin(self, place: Place) -> None:
+        """Makes room for a checkpoint; all ranks together."""
+        self.open(place.output)
+        if self._trainer.args.should_save:
+            place.clear()
+        self._trainer.accelerator.wait_for_everyone()
+
+    def expect(self, place: Place) -> None:
+        """Tells that a checkpoint is on its way to the disk."""
+        self._coming = place
+
+    def put(self) -> None:
+        """Gives what has arrived its name; then the Trainer's limit of checkpoints holds again.
+
+        To be called when nothing is on its way any more: what is not whole then never will be.
+        """
+        place, self._coming = self._coming, None
+        if place is None:
+            return
+        if not place.publish():
+            place.clear()
+            return
+        if self._base is not None and self._base != place:
+            self._base.clear()
+        self._base = place
+        rotate_checkpoints(
+            output_dir=str(place.output),
+            save_total_limit=self._trainer.args.save_total_limit,
+            best_model_checkpoint=self._trainer.state.best_model_checkpoint,
+            use_mtime=True,
+        )
+
+    def close(self) -> None:
+        """Puts what has arrived, and removes the folders of what was being made."""
+        self.put()
+        if self._trainer.args.should_save:
+            for output in self._outputs:
+                clear_workshop(output)

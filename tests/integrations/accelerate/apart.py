@@ -1,0 +1,28 @@
+"""One rank of a data-parallel run: ``python -m tests.integrations.accelerate.apart FOLDER STEPS START``.
+
+Rank 0 prints what the last checkpoint is and a digest of the weights it would restore.
+"""
+
+import sys
+
+import torch
+
+from tests.integrations.accelerate.kit import EPOCH, build, evaluate, resume, train
+from tests.integrations.accelerate.life import digest
+
+
+def main(folder, steps, start):
+    torch.set_num_threads(1)
+    bench = resume(build(folder, options={"evaluate": evaluate, "every": EPOCH}))
+    if bench.done != start:
+        raise SystemExit(f"began at {bench.done}, expected {start}")
+    train(bench, steps, save_every=EPOCH)
+    info = bench.ours.wait()
+    bench.accelerator.wait_for_everyone()
+    if bench.accelerator.is_main_process:
+        sys.stdout.write(f"{info.step} {info.config.bins} {info.kind} {digest(bench)}\n")
+    bench.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

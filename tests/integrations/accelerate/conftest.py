@@ -1,0 +1,29 @@
+"""These tests train with the real Accelerate; without it they are skipped."""
+
+import pytest
+
+pytest.importorskip("accelerate", reason="Accelerate is not installed in this environment")
+
+#: What Accelerate and torch say about machines without a GPU.
+SAID_BY_OTHERS = (
+    "ignore:.*pin_memory.*",
+    "ignore:.*GradScaler is enabled, but CUDA is not available.*",
+    "ignore:.*lr_scheduler.step.*",
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "integrations/accelerate" in item.path.as_posix():
+            for rule in SAID_BY_OTHERS:
+                item.add_marker(pytest.mark.filterwarnings(rule))
+
+
+@pytest.fixture(autouse=True)
+def fresh_state():
+    """Accelerate keeps its settings in a singleton, which would leak from test to test."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

@@ -1,0 +1,77 @@
+"""Leaving and joining: native files loaded with us, ours exported and loaded without us."""
+
+import pytest
+import torch
+
+from dynaquant_composer import export, importer
+from dynaquant_composer.pointer import folder_of
+from dynaquant_core import CheckpointStore
+from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+from dynaquant_core.plugins import describe, read_tree
+from tests.integrations.composer.kit import EXACT, bits, everything, fit, ours, trainer
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return everything(fit())
+
+
+def native(folder, **options):
+    return {"save_folder": str(folder), "save_interval": "3ba"} | options
+
+
+@pytest.mark.parametrize("how", ["load_path", "autoresume"])
+def test_a_native_checkpoint_goes_on_with_us(tmp_path, uninterrupted, how):
+    fit(duration="6ba", **native(tmp_path))
+    given = {"load_path": str(tmp_path / "latest-rank0.pt")} if how == "load_path" else {"autoresume": True}
+    run = trainer(ours(tmp_path, **EXACT), **given)
+    assert int(run.state.timestamp.batch) == 6
+    run.fit()
+    assert everything(run) == uninterrupted
+    assert describe(folder_of(tmp_path / "ep1-ba12-rank0.pt")).step == 12
+
+
+def test_a_checkpoint_of_ours_goes_on_without_us(tmp_path, uninterrupted):
+    fit(ours(tmp_path, **EXACT), duration="6ba")
+    export(read_tree(folder_of(tmp_path / "ep0-ba6-rank0.pt"), weights_only=False), tmp_path / "native.pt")
+    (tmp_path / "ep0-ba6-rank0.pt").unlink()
+    run = trainer(load_path=str(tmp_path / "native.pt"), **native(tmp_path / "plain"))
+    assert int(run.state.timestamp.batch) == 6
+    run.fit()
+    assert everything(run) == uninterrupted
+
+
+def test_a_native_file_in_a_store_and_back(tmp_path):
+    fit(duration="3ba", **native(tmp_path))
+    step, tree = importer(tmp_path / "ep0-ba3-rank0.pt")
+    assert step == 3
+    store = CheckpointStore(tmp_path / "store", **EXACT)
+    store.save(step, tree)
+    export(store.load(), tmp_path / "back.pt")
+    want = trainer(load_path=str(tmp_path / "latest-rank0.pt"))
+    assert everything(trainer(load_path=str(tmp_path / "back.pt"))) == everything(want)
+
+
+def test_what_is_no_checkpoint_of_composer(tmp_path):
+    torch.save({"weights": torch.ones(2)}, tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    with pytest.raises(StateMismatchError, match="no checkpoint of a Composer Trainer"):
+        importer(tmp_path / "other.pt")
+    with pytest.raises(CorruptFileError, match="cannot be read as a Composer checkpoint"):
+        importer(tmp_path / "text.pt")
+    with pytest.raises(StorageError, match="cannot be read"):
+        importer(tmp_path / "nowhere.pt")
+    with pytest.raises(StateMismatchError, match="--to pt"):
+        export({"model": {}}, tmp_path / "new.pt")
+    with pytest.raises(StorageError, match="cannot be written"):
+        export({"state": {"model": {}}}, tmp_path / "nowhere" / "new.pt")
+
+
+def test_an_average_of_an_algorithm_is_exported_too(tmp_path):
+    from composer.algorithms import EMA
+
+    run = fit(ours(tmp_path, **EXACT), duration="6ba", algorithms=[EMA(half_life="5ba")])
+    export(read_tree(folder_of(tmp_path / "ep0-ba6-rank0.pt")), tmp_path / "native.pt")
+    again = trainer(load_path=str(tmp_path / "native.pt"), algorithms=[EMA(half_life="5ba")])
+    mine, theirs = (one.state.algorithms[0].state_dict()["ema_model"] for one in (again, run))
+    assert bits(mine) == bits(theirs)

@@ -1,0 +1,70 @@
+"""Two ranks on the CPU: ``python -m tests.integrations.lightning.pair FOLDER`` prints what came of it.
+
+A process of its own, because ranks are forked from it, which wants a process without threads.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torchmetrics import Accuracy
+
+from dynaquant_core.plugins import describe, find_checkpoints
+from dynaquant_lightning import DynaQuantCallback
+from tests.integrations.lightning.kit import EXACT, Digits, bits, fit
+
+
+class Accurate(Digits):
+    """Logs a metric object, which would gather over ranks by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = Accuracy(task="multiclass", num_classes=10)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("val_acc", self.accuracy)
+
+
+def fails_on_the_second(model):
+    """A measure that one rank cannot take."""
+    if model.global_rank == 1:
+        raise ValueError("the second rank has had enough")
+    return 1.0
+
+
+def train(folder, *callbacks, epochs=2, ckpt_path=None, model=Digits):
+    keeper = ModelCheckpoint(folder, monitor="val_loss", save_top_k=2, save_last=True)
+    ranks = {"devices": 2, "strategy": "ddp_fork"}
+    run = fit(folder, keeper, *callbacks, model=model, epochs=epochs, ckpt_path=ckpt_path, **ranks)
+    return hashlib.sha256(repr(bits(run.lightning_module.state_dict())).encode()).hexdigest()
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    plain = train(folder / "plain", epochs=4)
+    said = {"same": train(folder / "ours", DynaQuantCallback(), epochs=4) == plain}
+    said["names"] = sorted(path.name for path in find_checkpoints(folder / "ours"))
+    info = describe(folder / "ours" / "last.ckpt")
+    said |= {"met": info.met, "evaluations": info.evaluations, "kind": info.kind, "step": info.step}
+    train(folder / "exact", DynaQuantCallback(**EXACT))
+    said["resumed"] = train(folder / "exact", DynaQuantCallback(**EXACT), epochs=4, ckpt_path="last") == plain
+    train(folder / "named", DynaQuantCallback(evaluate="val_acc", mode="max", threshold=0.02), model=Accurate)
+    said["named"] = describe(folder / "named" / "last.ckpt").met
+    os.environ["DYNAQUANT_DEADLINE"] = "20"
+    try:
+        train(folder / "fails", DynaQuantCallback(evaluate=fails_on_the_second))
+    except torch.multiprocessing.ProcessRaisedException as error:
+        said["failure"] = str(error)
+    print(json.dumps(said))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,35 @@
+"""Data parallel, with ranks that are processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'integrations'}",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def test_two_ranks(tmp_path):
+    command = [sys.executable, "-m", "tests.integrations.lightning.pair", tmp_path]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    failure = said.pop("failure")
+    assert "rank 1" in failure
+    assert "the second rank has had enough" in failure
+    assert said.pop("evaluations") > 0
+    assert said == {
+        "same": True,
+        "names": ["epoch=2-step=30.ckpt", "epoch=3-step=40.ckpt", "last.ckpt"],
+        "met": True,
+        "kind": "delta",
+        "step": 40,
+        "resumed": True,
+        "named": True,
+    }

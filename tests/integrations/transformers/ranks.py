@@ -1,0 +1,48 @@
+"""One rank of a data-parallel training: ``python -m tests.integrations.transformers.ranks FOLDER``.
+
+It trains without us, with us, and resumed by us, and compares its own results; rank 0 prints what was saved.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from dynaquant_core.plugins import describe
+from dynaquant_transformers import DynaQuantCallback
+from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
+
+GIVEN = {
+    "ddp_backend": "gloo",
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "metric_for_best_model": "loss",
+    "load_best_model_at_end": True,
+    "max_steps": 6,
+}
+
+
+def trained(one):
+    """What training left behind; the model is then the best one, which ours has rounded."""
+    return {name: value for name, value in everything(one).items() if name != "model"}
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    whole = trainer(folder / "native", **GIVEN)
+    whole.train()
+    searched = trainer(folder / "searched", DynaQuantCallback(threshold=0.05), **GIVEN)
+    searched.train()
+    assert trained(searched) == trained(whole), "trained with us"
+    trainer(folder / "exact", DynaQuantCallback(**EXACT), **GIVEN).train()
+    again = trainer(folder / "exact", DynaQuantCallback(**EXACT), model=gpt(seed=9), **GIVEN)
+    again.train(resume_from_checkpoint=str(folder / "exact" / "checkpoint-4"))
+    assert everything(again) == everything(whole), "resumed"
+    if again.args.process_index == 0:
+        info = describe(folder / "searched" / "checkpoint-6")
+        sys.stdout.write(f"{info.step} {info.kind} {info.met} {info.evaluations}\n")
+    again.end()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

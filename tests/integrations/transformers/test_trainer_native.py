@@ -1,0 +1,101 @@
+"""Joining in mid-run and leaving: from and to the Trainer's own files."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from dynaquant_core import CheckpointStore
+from dynaquant_core.errors import CorruptFileError, NotAStoreError, StateMismatchError, StorageError
+from dynaquant_core.plugins import MARKER, read_tree
+from dynaquant_transformers import DynaQuantCallback, export, importer
+from tests.integrations.transformers.kit import EXACT, bits, everything, gpt, names, trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A native training, one of ours, and the folder of both."""
+    folder = tmp_path_factory.mktemp("run")
+    native = trainer(folder / "native")
+    native.train()
+    ours = trainer(folder / "ours", DynaQuantCallback(**EXACT))
+    ours.train()
+    return native, folder
+
+
+def test_an_exported_checkpoint_is_resumed_without_us(run, tmp_path):
+    native, folder = run
+    source = folder / "ours" / "checkpoint-4"
+    export(read_tree(source), tmp_path / "left", source)
+    assert names(tmp_path / "left") == names(folder / "native" / "checkpoint-4")
+    again = trainer(tmp_path / "again", model=gpt(seed=9))
+    again.train(resume_from_checkpoint=str(tmp_path / "left"))
+    assert everything(again) == everything(native)
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "left")
+    stored = read_tree(source)["model"]
+    assert bits(dict(loaded.state_dict())) == bits(stored)
+
+
+def test_without_its_folder_weights_and_optimizer_are_exported(run, tmp_path, caplog):
+    tree = read_tree(run[1] / "ours" / "checkpoint-8")
+    with caplog.at_level(logging.WARNING):
+        export(tree, tmp_path / "out")
+    assert names(tmp_path / "out") == {"model.safetensors", "optimizer.pt"}
+    assert "copy the checkpoint's other files" in caplog.text
+
+
+def test_exported_adapters(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed in this environment")
+
+    def model(seed):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of peft, about transformers
+            base = gpt()
+            torch.manual_seed(seed)
+            config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)
+            return peft.get_peft_model(base, config)
+
+    whole = trainer(tmp_path / "whole", model=model(0))
+    whole.train()
+    trainer(tmp_path / "ours", DynaQuantCallback(**EXACT), model=model(0)).train()
+    source = tmp_path / "ours" / "checkpoint-4"
+    export(read_tree(source), tmp_path / "left", source)
+    again = trainer(tmp_path / "again", model=model(1))
+    again.train(resume_from_checkpoint=str(tmp_path / "left"))
+    assert everything(again) == everything(whole)
+
+
+def test_a_native_checkpoint_goes_into_a_store(run, tmp_path):
+    step, tree = importer(run[1] / "native" / "checkpoint-6")
+    store = CheckpointStore(tmp_path, exact=("*",), moments="exact")
+    store.save(step, tree)
+    stored = store.load(6)
+    ours = read_tree(run[1] / "ours" / "checkpoint-6")
+    assert bits(stored["optimizer"]) == bits(ours["optimizer"])
+    shared = set(stored["model"]) & set(ours["model"])
+    assert {name: bits(stored["model"][name]) for name in shared} == {
+        name: bits(ours["model"][name]) for name in shared
+    }
+    assert set(ours["model"]) - shared == {"lm_head.weight"}, "tied, so that native files leave it out"
+
+
+def test_what_cannot_be_imported_or_exported(run, tmp_path):
+    with pytest.raises(NotAStoreError, match="already"):
+        importer(run[1] / "ours" / "checkpoint-8")
+    with pytest.raises(NotAStoreError, match="holds no weights"):
+        importer(tmp_path / "nowhere")
+    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(CorruptFileError, match="not a whole safetensors file"):
+        importer(tmp_path)
+    with pytest.raises(StateMismatchError, match="not a checkpoint of the Trainer"):
+        export({"state": {}}, tmp_path / "out")
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"nonsense")
+    with pytest.raises(CorruptFileError, match=r"torch\.save"):
+        importer(tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(StorageError):
+        importer(tmp_path)
+    assert MARKER not in names(tmp_path)

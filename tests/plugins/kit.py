@@ -1,0 +1,70 @@
+"""Runs, states and folders that the tests of this room share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynaquant_core.plugins import MARKER, PluginOptions, PluginRun, read_tree
+from tests.store.kit import is_same, small_state
+
+__all__ = [
+    "EXACT",
+    "Gauge",
+    "checkpoint",
+    "clutter",
+    "exact_run",
+    "is_same",
+    "names_in",
+    "one_thread",
+    "small_state",
+    "state",
+]
+
+#: Nothing is rounded, so that what comes back can be compared bit for bit.
+EXACT: dict[str, Any] = {"exact": ("*",), "moments": "exact"}
+
+
+class Gauge:
+    """An object of a class that a DynaQuant tree cannot hold."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Gauge) and other.value == self.value
+
+    __hash__ = None
+
+
+def exact_run(**options: Any) -> PluginRun:
+    """A run that keeps every bit, of deltas."""
+    return PluginRun(PluginOptions(**{"method": "exact", "moments": "exact", **options}), framework="none")
+
+
+def state(step: int, seed: int = 0) -> dict[str, Any]:
+    """A training state with objects of foreign classes in it."""
+    return {**small_state(step, seed), "gauges": [Gauge(step), {"nested": (Gauge(seed), step)}]}
+
+
+def checkpoint(folder: Path) -> Any:
+    """What is in a checkpoint's folder."""
+    return read_tree(folder, weights_only=False)
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def clutter(folder: Path) -> list[str]:
+    """What lies in a checkpoint's folder that belongs to no whole checkpoint."""
+    known = {MARKER, "rest.pt", "rest-1.pt"}
+    return [name for name in names_in(folder) if name not in known and not name.endswith(".dq")]
+
+
+def one_thread() -> None:
+    """For programs that fork."""
+    torch.set_num_threads(1)

@@ -1,0 +1,194 @@
+"""A search shared by the ranks of a real job finds what one rank would have found alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaquant_core import ConfigError
+from dynaquant_core.plugins.parallel import choose_together
+from dynaquant_core.search import Manager
+from dynaquant_core.training.choice import Chooser
+from tests.plugins.ranks import SHORT
+from tests.project.tree import ROOT
+
+#: Act -> what each of its saves recorded, by rank.
+Found = dict[str, list[dict[str, Any]]]
+
+
+def play(folder: Path, ranks: int, *acts: str, store: str = "file") -> Found:
+    """Runs a job of so many ranks; the records of those that lived."""
+    if store == "tcp":
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            store = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    else:
+        store = f"file://{folder / 'store'}"
+    outs = [folder / f"rank{rank}.json" for rank in range(ranks)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DYNAQUANT_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.plugins.ranks", store, str(rank), str(ranks), str(out), *acts],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, out in enumerate(outs)
+    ]
+    try:
+        errors = [process.communicate(timeout=240)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    codes = [process.returncode for process in started]
+    assert set(codes) <= {0, -9}, "\n".join(errors)
+    records = [json.loads(out.read_text("utf-8")) for out, code in zip(outs, codes, strict=True) if code == 0]
+    return {act: [record[act] for record in records] for act in acts}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("two")
+    return play(folder, 2, "shared", "raises", "leader_raises", "leader_hangs", "reduced", store="tcp")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("four")
+    return play(folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged")
+
+
+@pytest.fixture(params=[2, 4])
+def job(request: pytest.FixtureRequest) -> tuple[int, Found]:
+    return request.param, request.getfixturevalue({2: "two", 4: "four"}[request.param])
+
+
+def outcome(record: dict[str, Any]) -> dict[str, Any]:
+    """What has to be the same on all ranks, however it was found."""
+    return {name: record[name] for name in ("config", "report", "error", "state", "decoded", "untouched")}
+
+
+def same_as_alone(found: list[dict[str, Any]]) -> None:
+    """On every rank and at every save: rank 0's lone search and the shared one agree."""
+    for save, leader in enumerate(found[0]["saves"]):
+        for rank in found:
+            assert outcome(rank["saves"][save]["together"]) == outcome(leader["alone"])
+        assert leader["alone"]["untouched"]
+        assert leader["alone"]["error"] is None
+
+
+def test_the_choice_is_the_lone_search_s_on_every_rank(job: tuple[int, Found]) -> None:
+    _, found = job
+    same_as_alone(found["shared"])
+
+
+def test_the_first_search_takes_each_rank_fewer_measurements(job: tuple[int, Found]) -> None:
+    ranks, found = job
+    records = [rank["saves"][0] for rank in found["shared"]]
+    most = max(record["together"]["calls"] for record in records)
+    assert most <= records[0]["alone"]["calls"] * {2: 0.8, 4: 0.7}[ranks]
+
+
+def test_in_steady_state_a_round_holds_the_reference_and_the_last_best(job: tuple[int, Found]) -> None:
+    _, found = job
+    steady = [
+        number for number, save in enumerate(found["shared"][0]["saves"]) if save["alone"]["calls"] == 2
+    ]
+    assert len(steady) > 2
+    for number in steady:
+        assert max(rank["saves"][number]["together"]["calls"] for rank in found["shared"]) == 1
+
+
+def test_an_evaluate_with_collectives_has_all_ranks_measure_the_same(job: tuple[int, Found]) -> None:
+    _, found = job
+    same_as_alone(found["reduced"])
+    for save in range(2):
+        calls = {rank["saves"][save]["together"]["calls"] for rank in found["reduced"]}
+        assert calls == {found["reduced"][0]["saves"][save]["alone"]["calls"]}
+    assert any("collectives" in line for line in found["reduced"][0]["told"])
+
+
+def test_a_wrapped_model_that_sends_its_buffers_around_is_noticed(four: Found) -> None:
+    same_as_alone(four["wrapped"])
+
+
+def test_values_of_a_rank_s_own_are_not_mixed(four: Found) -> None:
+    same_as_alone(four["apart"])
+    assert sum("give every rank the same batches" in line for line in four["apart"][0]["told"]) == 1
+
+
+def test_a_model_that_diverged_gives_the_lone_search_s_error(four: Found) -> None:
+    records = [rank["saves"][0] for rank in four["diverged"]]
+    assert {record["together"]["error"] for record in records} == {records[0]["alone"]["error"]}
+    assert "not finite" in records[0]["alone"]["error"]
+
+
+@pytest.mark.parametrize(("act", "who"), [("raises", 1), ("leader_raises", 0)])
+def test_a_rank_that_fails_is_named_on_all(two: Found, act: str, who: int) -> None:
+    for rank in two[act]:
+        record = rank["saves"][0]["together"]
+        assert f"rank {who} of 2" in record["error"]
+        assert "the disk with the images is gone" in record["error"]
+        assert record["config"]["bins"] == "exact"
+        assert record["untouched"]
+
+
+def test_a_rank_that_is_silent_is_named_within_the_deadline(four: Found) -> None:
+    for number, rank in enumerate(four["hangs"]):
+        record = rank["saves"][0]["together"]
+        assert "rank 3 of 4 did not answer" in record["error"]
+        assert record["config"]["bins"] == "exact"
+        assert record["untouched"]
+        assert (record["seconds"] > 2 * SHORT) == (number == 3)  # the others did not wait for it to wake
+
+
+def test_a_leader_that_is_silent_is_named(two: Found) -> None:
+    leader, follower = (rank["saves"][0]["together"] for rank in two["leader_hangs"])
+    assert "rank 0 of 2 did not answer" in follower["error"]
+    assert follower["seconds"] < 2 * SHORT < leader["seconds"]
+
+
+def test_after_a_failure_the_next_search_works(job: tuple[int, Found]) -> None:
+    """In the same processes."""
+    ranks, found = job
+    order = list(found)
+    assert order.index({2: "leader_hangs", 4: "hangs"}[ranks]) < order.index("reduced")
+    same_as_alone(found["reduced"])
+
+
+@pytest.mark.parametrize(("act", "store"), [("dies", "file"), ("leader_dies", "tcp")])
+def test_a_rank_that_dies_is_named(act: str, store: str, tmp_path: Path) -> None:
+    found = play(tmp_path, 2, act, store=store)[act]
+    assert len(found) == 1
+    who = 0 if act == "leader_dies" else 1
+    for rank in found:
+        assert f"rank {who}" in rank["saves"][0]["together"]["error"]
+
+
+def test_without_a_job_the_search_is_the_lone_one() -> None:
+    class Saving:
+        step = 1
+
+    calls = []
+
+    class Recorder(Chooser):
+        def choose(self, saving: Any, *arguments: Any) -> Any:
+            calls.append((saving, arguments))
+
+    saving = Saving()
+    choose_together(Recorder(None, Manager()), saving, 10.0)  # type: ignore[arg-type]
+    assert calls == [(saving, ())]
+
+
+@pytest.mark.parametrize("deadline", [0, -1.0, float("nan"), float("inf"), "soon"])
+def test_a_deadline_has_to_be_a_number_of_seconds(deadline: Any) -> None:
+    with pytest.raises(ConfigError, match="deadline"):
+        choose_together(Chooser(None, Manager()), None, deadline)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""Several processes that train together: one choice, one writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from dynaquant_core.plugins import describe, find_checkpoints, read_tree
+from tests.plugins.ranks_life import FAILS_AT, NEWCOMER_AT
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "DYNAQUANT_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "DYNAQUANT_DEADLINE": "120",
+}
+
+
+def together(folder: Path, ranks: int) -> list[dict]:
+    """Runs every rank; what each of them printed."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.plugins.ranks_life", str(folder), str(rank), str(ranks)],
+            cwd=ROOT,
+            env=os.environ | SETTINGS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    told = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, told
+    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+
+
+def test_ranks_choose_what_one_would_choose_alone(tmp_path: Path) -> None:
+    first, second, third = together(tmp_path, 3)
+    (alone,) = together(tmp_path, 1)
+    before = [entry for entry in first["saved"] if entry[0] < NEWCOMER_AT]
+    assert before == alone["saved"][: len(before)]
+    assert [kind for _, kind, *_ in before] == ["key"] + ["delta"] * (len(before) - 1)
+    after = {step: kind for step, kind, *_ in first["saved"] if step >= NEWCOMER_AT}
+    assert after == {NEWCOMER_AT: "key", NEWCOMER_AT + 5: "delta", FAILS_AT + 5: "delta"}
+    assert all(met for *_, met in first["saved"])
+    assert second["saved"] == third["saved"] == []
+    ((step, kind, _),) = third["errors"]
+    assert (step, kind) == (FAILS_AT, "UnsupportedStateError")
+    for rank in (first, second):
+        ((step, kind, message),) = rank["errors"]
+        assert (step, kind) == (FAILS_AT, "SaveError")
+        assert message.startswith("rank 2 of 3: ")
+    for folder in find_checkpoints(tmp_path / "3-ranks"):
+        assert read_tree(folder)["rank"] == 0
+        assert describe(folder).step == int(folder.name)

@@ -1,0 +1,170 @@
+"""Searching before a save: what is measured, what is remembered, and that training notices nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+
+from dynaquant_core.errors import EvaluationError
+from dynaquant_core.plugins import PluginOptions, PluginRun, read_tree
+from tests.plugins.kit import EXACT
+from tests.training.models import bits, build, evaluate_net, net_loss, one_step, seed_everything
+
+
+def tree_of(model, optimizer):
+    return {"state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+class Counting:
+    """An evaluate that counts."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, model):
+        self.calls += 1
+        return evaluate_net(model)
+
+
+def trained(steps=20):
+    seed_everything()
+    model, optimizer = build()
+    for _ in range(steps):
+        one_step(model, optimizer, net_loss)
+    return model, optimizer
+
+
+def test_a_choice_made_before_is_used_by_the_save(tmp_path):
+    model, optimizer = trained()
+    evaluate, infos = Counting(), []
+    run = PluginRun(PluginOptions(threshold=0.05), framework="none", report=infos.append)
+    run.watch(model, [optimizer], evaluate=evaluate)
+    run.choose(20, tree_of(model, optimizer))
+    calls = evaluate.calls
+    run.save(tmp_path / "20", 20, {**tree_of(model, optimizer), "callbacks": {"best": torch.tensor(1.0)}})
+    info = run.wait()
+    assert evaluate.calls == calls > 1
+    assert info.evaluations == calls - 1
+    assert info.met
+    assert infos == [info]
+    assert {"held", "search", "draft", "encode", "commit"} <= set(info.seconds)
+    run.close()
+
+
+def test_a_choice_for_other_weights_is_not_used(tmp_path, caplog):
+    model, optimizer = trained()
+    other = copy.deepcopy(model)
+    evaluate = Counting()
+    run = PluginRun(PluginOptions(evaluate=evaluate), framework="none")
+    run.watch(model, [optimizer])
+    run.choose(20, {"state_dict": other.state_dict()})
+    calls = evaluate.calls
+    run.save(tmp_path / "20", 20, {"state_dict": model.state_dict()})
+    assert run.wait().met
+    assert evaluate.calls > calls
+    assert "searched" in caplog.text
+    run.choose(21, {"state_dict": model.state_dict()})  # its save never comes
+    run.save(tmp_path / "22", 22, {"state_dict": model.state_dict()})
+    assert run.wait().step == 22
+    run.close()
+
+
+def test_what_the_search_learnt_outlives_the_process(tmp_path):
+    model, optimizer = trained()
+
+    def saved(load, step):
+        evaluate = Counting()
+        run = PluginRun(PluginOptions(threshold=0.05), framework="none")
+        if load:
+            run.load(tmp_path / load)
+        run.watch(model, optimizer, evaluate=evaluate)
+        run.save(tmp_path / str(step), step, tree_of(model, optimizer))
+        info = run.wait()
+        run.close()
+        return evaluate.calls, info
+
+    first, _ = saved(None, 1)
+    again, info = saved("1", 2)
+    assert again < first
+    assert info.met
+    assert not info.report["exhaustive"]
+
+
+def test_gradients_are_averaged_shortly_before_a_save_only(tmp_path):
+    model, optimizer = build()
+    run = PluginRun(PluginOptions(window=2, method={"name": "dynaquant"}), framework="none")
+    run.watch(model, [optimizer])
+    run.watch(model, [optimizer])
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    seen = []
+    for left in (4, 3, 2, 1, None):
+        run.look_ahead(left)
+        one_step(model, optimizer, net_loss)
+        seen.append(bool(run._watched._collector.averages()))
+    assert seen == [False, False, True, True, False]
+    other, second = build()
+    run.watch({"one": other}, {"a": second})
+    assert not optimizer._optimizer_step_post_hooks
+    run.close()
+    assert not second._optimizer_step_post_hooks
+
+
+def test_saving_and_searching_leave_training_as_it_was(tmp_path):
+    def life(with_run):
+        seed_everything()
+        model, optimizer = build()
+        run = PluginRun(PluginOptions(threshold=0.1, window=3, max_chain=2), framework="none")
+        if with_run:
+            run.watch(model, [optimizer], evaluate=evaluate_net)
+        for step in range(1, 13):
+            if with_run:
+                run.look_ahead(4 - (step - 1) % 4)
+            one_step(model, optimizer, net_loss)
+            if with_run and step % 4 == 0:
+                tree = tree_of(model, optimizer)
+                run.choose(step, tree)
+                run.save(tmp_path / str(step), step, tree)
+        run.close()
+        flags = [module.training for module in model.modules()]
+        return bits(tree_of(model, optimizer)), flags, torch.get_rng_state().tolist()
+
+    assert life(True) == life(False)
+
+
+def test_a_save_without_a_model_takes_the_fixed_configuration(tmp_path, caplog):
+    run = PluginRun(PluginOptions(evaluate=evaluate_net), framework="none")
+    with caplog.at_level(logging.WARNING):
+        run.save(tmp_path / "1", 1, {"weight": torch.randn(64, 64)})
+    assert run.wait().met is None
+    assert "fixed configuration" in caplog.text
+    run.close()
+
+
+def test_everything_exact_needs_no_search(tmp_path):
+    model, optimizer = trained(2)
+    evaluate = Counting()
+    run = PluginRun(PluginOptions(**EXACT), framework="none")
+    run.watch(model, optimizer, evaluate=evaluate)
+    tree = tree_of(model, optimizer)
+    run.choose(2, tree)
+    run.save(tmp_path / "2", 2, tree)
+    run.close()
+    assert evaluate.calls == 0
+    assert bits(read_tree(tmp_path / "2")) == bits({key: dict(value) for key, value in tree.items()})
+
+
+def test_copies_of_the_weights_are_not_searched(tmp_path):
+    """Candidates that are put into copies would all look as good as the model itself."""
+    model, optimizer = trained(3)
+    evaluate = Counting()
+    run = PluginRun(PluginOptions(), framework="none")
+    run.watch(model, optimizer, evaluate=evaluate)
+    clones = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(EvaluationError, match="copies"):
+        run.save(tmp_path / "3", 3, {"model": clones})
+    assert evaluate.calls == 0
+    assert bits(read_tree(tmp_path / "3")["model"]) == bits(clones)
+    run.close()
