@@ -18,13 +18,13 @@ from tests.project.tree import INTEGRATIONS, integrations
 #: Package -> the frameworks it may import; the first one is what it is for.
 FRAMEWORKS = {
     "dynaquant_accelerate": ("accelerate",),
-    "dynaquant_composer": ("composer",),
-    "dynaquant_lightning": ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities"),
+    "dynaquant_composer": ("composer", "torchmetrics"),
+    "dynaquant_lightning": ("lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
     "dynaquant_transformers": ("transformers", "accelerate", "peft"),
 }
-#: What every package may use besides; of the core the plugins' room, its errors and its public names.
-SHARED = {"torch", "numpy", "packaging"}
-CORE = re.compile(r"dynaquant_core(\.(plugins|errors)(\.\w+)*|\.\w+)?")
+#: What every package may use besides; of the core the plugins' room, the ground and its public names.
+SHARED = {"torch", "numpy", "packaging", "safetensors"}
+CORE = re.compile(r"dynaquant_core(\.(plugins|errors|config)(\.\w+)*|\.\w+)?")
 
 MODULES = integrations()
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -82,6 +82,7 @@ def test_doctests(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert failed == 0, f"{failed} example(s) of {module} failed; the difference is printed above"
 
 
+@pytest.mark.filterwarnings("default")  # what a framework warns of is for its users to see
 @pytest.mark.parametrize("name", sorted(FRAMEWORKS))
 def test_the_quick_start_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_framework(name)
