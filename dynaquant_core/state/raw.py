@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dynaquant_core.errors import LimitError
 from dynaquant_core.state.spec import TensorSpec, dtype_of, item_bytes
 
-__all__ = ["empty_tensor", "empty_words", "tensor_of", "words_of"]
+__all__ = ["empty_words", "tensor_of", "words_of"]
 
 _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64}
 _SAME_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -81,19 +81,6 @@ def empty_words(spec: TensorSpec) -> Words:
         raise LimitError(
             f"A tensor of shape {spec.shape} needs {nbytes} bytes that are not free; {advice}"
         ) from error
-
-
-def empty_tensor(spec: TensorSpec, device: torch.device | str = "cpu") -> torch.Tensor:
-    """An uninitialised tensor; on the CPU in memory from NumPy, which asks for large pages.
-
-    The first touch of fresh memory costs more than a copy; with large pages it costs a quarter.
-
-    Raises:
-        LimitError: see `empty_words`.
-    """
-    if torch.device(device).type != "cpu":
-        return torch.empty(spec.shape, dtype=dtype_of(spec.dtype), device=device)
-    return tensor_of(empty_words(spec), spec)
 
 
 def _machine_bytes() -> int:

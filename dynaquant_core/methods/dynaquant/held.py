@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynaquant_core.quantize.codebook import table
 from dynaquant_core.quantize.seam import gather
-from dynaquant_core.state.raw import empty_tensor, empty_words, tensor_of
+from dynaquant_core.state.raw import empty_words, tensor_of
 from dynaquant_core.state.spec import TensorSpec, dtype_of
 from dynaquant_core.threads import map_threads, thread_count
 
@@ -60,7 +60,7 @@ class Coded:
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""
-        out = empty_tensor(self.spec, device)
+        out = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype), device=device)
         gather(self.codes, table(self.centres), self.protected, out)
         return out
 
