@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding import cost
-from dynaquant_core.coding.codec import Array
+from dynaquant_core.coding.codec import Array, CountedCodec
 from dynaquant_core.coding.counts import is_symbols, joint_counts
 from dynaquant_core.coding.plain import equal_bits
-from dynaquant_core.coding.rans import Rans, RansContext
 from dynaquant_core.coding.registry import codec_by_name
 
 __all__ = ["SYMBOL_CODECS", "VALUE_CODECS", "encode_smallest"]
@@ -116,14 +115,10 @@ class _Race:
         """The candidate's payload."""
         if name not in self._payloads:
             codec = codec_by_name(name)
-            if name == "rans":
-                payload = Rans().encode_counted(self.values, self._joint.sum(axis=0))
-            elif name == "rans_context":
-                assert self.context is not None
-                payload = RansContext().encode_counted(self.values, self.context, self._joint)
+            if isinstance(codec, CountedCodec):  # what was counted for the estimate serves the tables too
+                self._payloads[name] = codec.encode_counted(self.values, self.context, self._joint)
             else:
-                payload = codec.encode(self.values, self.context)
-            self._payloads[name] = payload
+                self._payloads[name] = codec.encode(self.values, self.context)
         return self._payloads[name]
 
     def _sampled(self, name: str) -> float:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MAX_LEVELS", "Array", "Buffer", "Codec"]
+__all__ = ["MAX_LEVELS", "Array", "Buffer", "Codec", "CountedCodec"]
 
 #: Largest alphabet of a symbol codec.
 MAX_LEVELS = 1024
@@ -62,5 +62,20 @@ class Codec(Protocol):
         Raises:
             CorruptFileError: the payload is not one that `encode` writes for such an array; ``out`` may then
                 hold anything, but no memory outside it was touched.
+        """
+        ...
+
+
+@runtime_checkable
+class CountedCodec(Codec, Protocol):
+    """A symbol codec whose tables come from counts, which its caller may have already."""
+
+    def encode_counted(self, values: Array, context: Array | None, joint: NDArray[np.int64]) -> bytes:
+        """As `encode`, without counting.
+
+        Args:
+            values: checked symbols, shape [n].
+            context: as for `encode`, checked.
+            joint: how often each symbol follows each context symbol, int64[contexts, levels].
         """
         ...

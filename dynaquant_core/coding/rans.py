@@ -166,11 +166,11 @@ class Rans:
     def encode(self, values: Array, context: Array | None = None) -> bytes:
         """See `Codec.encode`; symbols only."""
         values = check_symbols(values, "Symbols")
-        return self.encode_counted(values, symbol_counts(values))
+        return self.encode_counted(values, None, symbol_counts(values)[None])
 
-    def encode_counted(self, values: Array, counts: Counts) -> bytes:
-        """As `encode`, for checked symbols whose counts, int64[levels], are known."""
-        return _encode(values, None, counts[None])
+    def encode_counted(self, values: Array, context: Array | None, joint: Counts) -> bytes:
+        """As `encode`, for checked symbols whose counts, int64[contexts or 1, levels], are known."""
+        return _encode(values, None, joint.sum(axis=0)[None])
 
     def decode(self, payload: Buffer, out: Array, context: Array | None = None) -> None:
         """See `Codec.decode`."""
@@ -192,7 +192,7 @@ class RansContext:
         context, values = check_context(context, values.size, self.name), check_symbols(values, "Symbols")
         return self.encode_counted(values, context, joint_counts(values, context))
 
-    def encode_counted(self, values: Array, context: Array, joint: Counts) -> bytes:
+    def encode_counted(self, values: Array, context: Array | None, joint: Counts) -> bytes:
         """As `encode`, for checked symbols whose joint counts, int64[contexts, levels], are known."""
         return _encode(values, context, joint)
 

@@ -8,6 +8,7 @@ of bytes.  `reading` is for those who have a folder and no run.
 
 from __future__ import annotations
 
+from dynaquant_core.plugins.figures import figures_of
 from dynaquant_core.plugins.marker import MARKER, is_checkpoint
 from dynaquant_core.plugins.options import PluginOptions
 from dynaquant_core.plugins.reading import describe, find_checkpoints, read_tree
@@ -18,6 +19,7 @@ __all__ = [
     "PluginOptions",
     "PluginRun",
     "describe",
+    "figures_of",
     "find_checkpoints",
     "is_checkpoint",
     "read_tree",

@@ -7,8 +7,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.saving import Sealed
 from dynaquant_core.training.checkpointer import DISABLE
 from dynaquant_core.training.resume import search_state
+from dynaquant_core.training.tolerance import told
 
 __all__ = ["PluginRun"]
 
@@ -112,7 +112,7 @@ class PluginRun:
             SaveError: a save in the background failed since the last call.
         """
         self._tell()
-        with self._on_error():
+        with told(raises=self._raises):
             self._line.check()
         self._watched.follow(steps_left)
 
@@ -139,7 +139,7 @@ class PluginRun:
             plain, _ = split(tree)
         except DynaQuantError as error:
             problem, plain = error, None
-        with self._on_error():
+        with told(raises=self._raises):
             chosen = self._decider.together(step, plain, problem)
             self._chosen = None if chosen is None else (step, chosen)
 
@@ -162,7 +162,7 @@ class PluginRun:
         started = time.perf_counter()
         try:
             self._settle()  # never two saves in memory, and a delta needs its base
-            with self._on_error():
+            with told(raises=self._raises):
                 self._save(_local(folder), step, tree, started)
         finally:
             self._chosen = None
@@ -277,7 +277,7 @@ class PluginRun:
         """Waits for the background, and tells what became of it."""
         self._line.join()
         self._tell()
-        with self._on_error():
+        with told(raises=self._raises):
             self._line.check()
 
     def _tell(self) -> None:
@@ -285,16 +285,6 @@ class PluginRun:
             info = self._committed.popleft()
             if self._report is not None:
                 self._report(info)
-
-    @contextmanager
-    def _on_error(self) -> Iterator[None]:
-        """Raises our own errors or logs them, as ``on_error`` says."""
-        try:
-            yield
-        except DynaQuantError as error:
-            if self._raises:
-                raise
-            logger.warning("training goes on after a failed save: %s", error)
 
 
 def _local(folder: str | os.PathLike[str]) -> Path:

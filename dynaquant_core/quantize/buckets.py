@@ -35,7 +35,6 @@ class Tables:
     edges: NDArray[np.float64]
     values: NDArray[np.float64]
     limits: NDArray[np.float32]
-    magnitude: NDArray[np.int64]
     cells: Cells
 
 
@@ -86,11 +85,6 @@ class Buckets(ABC):
     @abstractmethod
     def unsigned(self) -> Buckets:
         """The same scheme over magnitudes."""
-
-    @property
-    def magnitude_of(self) -> NDArray[np.int64]:
-        """int64[size]: the magnitude bucket of each bucket."""
-        return self._tables().magnitude
 
     def bucket_of(self, numbers: NDArray[Any]) -> NDArray[np.int64]:
         """Bucket index of each number.
@@ -217,12 +211,10 @@ def assemble(edges: NDArray[np.float64], limits: NDArray[np.float32], shift: int
     """Tables from the magnitude buckets' edges (float64[M + 1], from 0) and limits (float32[M])."""
     low, high = edges[:-1], edges[1:]
     values = 2.0 * low * high / (low + high)
-    magnitude = np.arange(limits.size)
     if signed:
         edges = np.concatenate((-edges[:0:-1], edges[1:]))
         values = np.concatenate((-values[:0:-1], values))
-        magnitude = np.concatenate((magnitude[:0:-1], magnitude))
-    tables = Tables(edges, values, limits, magnitude, build_cells(limits, shift, signed=signed))
-    for array in (tables.edges, tables.values, tables.limits, tables.magnitude):
+    tables = Tables(edges, values, limits, build_cells(limits, shift, signed=signed))
+    for array in (tables.edges, tables.values, tables.limits):
         array.flags.writeable = False
     return tables

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require_choice, require_number
-from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError, StoreNotEmptyError
+from dynaquant_core.errors import SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.search.manager import Manager
@@ -24,12 +23,14 @@ from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.choice import Chooser, Promise
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
+from dynaquant_core.training.movement import Start
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.resume import resume
 from dynaquant_core.training.saver import Saver
 from dynaquant_core.training.schedule import parse_every
 from dynaquant_core.training.signals import SignalFlag
 from dynaquant_core.training.subject import Stateful, Subject
+from dynaquant_core.training.tolerance import told
 from dynaquant_core.training.worker import Worker
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Checkpointer:
         threshold: allowed relative degradation at each checkpoint, a share (0.01 = 1%).
         mode: whether the metric is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: the project's default.
-        moments: policy for optimizer moments: "8bit" or "exact".
+        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged (paper sec. 4.1: 50).
         max_chain: deltas after a key checkpoint, at most.
@@ -126,6 +127,7 @@ class Checkpointer:
         self._schedule = parse_every(every)
         how = resolve_method(method)
         promise = None if evaluate is None else Promise(Evaluation(evaluate, model), threshold, mode)
+        self._searches = promise is not None
         self._chooser = Chooser(promise, Manager(profile=how.options().get("profile")))
         self.store = CheckpointStore(
             path,
@@ -149,6 +151,7 @@ class Checkpointer:
         self._collector = GradientCollector(watched, parameter_names(self._subject.models))
         self._worker: Worker[CheckpointInfo] = Worker()
         self._saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
+        self._begin_life()
         self._look_ahead()
 
     @property
@@ -195,6 +198,7 @@ class Checkpointer:
         if resumed is None:
             return 0
         self._completed, self._chooser.state = resumed.step, resumed.search
+        self._begin_life()
         self._begin_interval()
         logger.info("restored step %d from %s", resumed.step, self.store.path)
         return resumed.step
@@ -212,7 +216,7 @@ class Checkpointer:
         self._require_open()
         self._completed += 1
         self._schedule.advance(self._completed)
-        with self._on_error():
+        with told(raises=self._raises):
             self._worker.check()
         asked = self._signals.take()
         if asked is not None or self._schedule.due():
@@ -235,9 +239,9 @@ class Checkpointer:
         self._require_open()
         try:
             if self._enabled:
-                with self._on_error():
+                with told(raises=self._raises):
                     self._worker.wait()
-                with self._on_error():
+                with told(raises=self._raises):
                     self._require_own_folder()
                     self._saver.save(self._completed)
         finally:  # after a failure too: the next attempt is at the next due step
@@ -249,7 +253,7 @@ class Checkpointer:
         Raises:
             SaveError: a save failed since the last call.
         """
-        with self._on_error():
+        with told(raises=self._raises):
             self._worker.wait()
         return self.last
 
@@ -263,7 +267,7 @@ class Checkpointer:
             return
         self._closed = True
         try:
-            with self._on_error():
+            with told(raises=self._raises):
                 self._worker.close()
         finally:
             self._collector.close()
@@ -280,6 +284,11 @@ class Checkpointer:
             self._raises = False
         self.close()
 
+    def _begin_life(self) -> None:
+        """Movement is counted from here: `dynaquant log` says what checkpoints lost of it."""
+        if self._enabled and self._searches:
+            self._chooser.start = Start.of(self._subject)
+
     def _begin_interval(self) -> None:
         self._schedule.saved(self._completed)
         self._collector.stop()
@@ -287,16 +296,6 @@ class Checkpointer:
 
     def _look_ahead(self) -> None:
         self._collector.follow(self._schedule.steps_left(), self._window)
-
-    @contextmanager
-    def _on_error(self) -> Iterator[None]:
-        """Raises our own errors or logs them, as ``on_error`` says."""
-        try:
-            yield
-        except DynaQuantError as error:
-            if self._raises:
-                raise
-            logger.warning("training goes on after a failed save: %s", error)
 
     def _require_open(self) -> None:
         if self._closed:

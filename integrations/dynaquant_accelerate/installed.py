@@ -14,11 +14,10 @@ from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
 from dynaquant_accelerate.naming import Naming
 from dynaquant_accelerate.prepared import averages, inner_optimizers, whose
-from dynaquant_accelerate.report import values_of
 from dynaquant_accelerate.schedule import Steps, steps_of
 from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 
 __all__ = ["PLACE", "Installed"]
 
@@ -149,7 +148,7 @@ class Installed:
 
     def _report(self, info: CheckpointInfo) -> None:
         if self._accelerator.trackers:
-            self._accelerator.log(values_of(info), step=info.step)
+            self._accelerator.log(figures_of(info), step=info.step)
 
 
 @contextmanager

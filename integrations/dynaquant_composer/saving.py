@@ -18,11 +18,10 @@ from dynaquant_composer.fit import explain_misfits, stop_explaining
 from dynaquant_composer.folder import finish, publish, still_there, sweep
 from dynaquant_composer.guard import require_whole_weights, say_what_is_untested
 from dynaquant_composer.pointer import folder_of, read_by, stop_reading_by
-from dynaquant_composer.report import values_of
 from dynaquant_composer.schedule import batches_left
 from dynaquant_composer.state import state_of
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 
 __all__ = ["FolderSaver"]
 
@@ -130,7 +129,7 @@ class FolderSaver(CheckpointSaver):
             if self.num_checkpoints_to_keep >= 0:
                 self._rotate_checkpoints()
         if self._destinations is not None:
-            self._destinations.log_metrics(values_of(info))
+            self._destinations.log_metrics(figures_of(info))
 
     def _rotate_checkpoints(self, sharding_enabled: bool = False) -> None:  # noqa: ARG002
         while len(self.saved_checkpoints) > self.num_checkpoints_to_keep:

@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError
-from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins import figures_of, is_checkpoint
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.reading import read_checkpoint
 from dynaquant_lightning.tree import has_moments, to_tree
@@ -138,13 +138,5 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
 
     def reported(self, info: CheckpointInfo) -> None:
         """Logs what a checkpoint cost and promises to the Trainer's loggers."""
-        figures: dict[str, float] = {
-            "ratio": info.ratio,
-            "bytes": info.stored_bytes,
-            "evaluations": info.evaluations,
-        }
-        if info.degradation is not None:
-            figures["degradation"] = info.degradation
-        figures |= {f"seconds_{stage}": seconds for stage, seconds in info.seconds.items()}
         for each in self.trainer.loggers:
-            each.log_metrics({f"dynaquant/{name}": value for name, value in figures.items()}, step=info.step)
+            each.log_metrics(figures_of(info), step=info.step)

@@ -13,10 +13,9 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
 from dynaquant_transformers.places import Place, newest_whole
-from dynaquant_transformers.report import values_of
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
 from dynaquant_transformers.shelf import Shelf
 from dynaquant_transformers.support import FRAMEWORK, require_own, require_supported
@@ -168,7 +167,7 @@ class Session:
 
     def _report(self, info: CheckpointInfo) -> None:
         """Logs what a checkpoint cost, through the Trainer; subclasses' own logs are left alone."""
-        Trainer.log(self.trainer, values_of(info))
+        Trainer.log(self.trainer, figures_of(info))
         self._shelf.put()
 
 

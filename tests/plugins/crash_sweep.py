@@ -17,45 +17,11 @@ from typing import Any
 
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.folder import PENDING
+from tests.kill_shim import KILLED, Shim
 from tests.plugins.kit import checkpoint, clutter, exact_run, is_same, names_in, one_thread, state
 
-KILLED = 9
 NATIVE = "native.ckpt"
 FOREIGN = "trainer_state.json"
-
-#: Functions through which a run changes the disk.
-OPERATIONS = ("open", "write", "fsync", "link", "replace", "unlink", "mkdir", "rmdir", "rename", "remove")
-
-
-class Shim:
-    """Counts operations and ends the process before, after or in the middle of the n-th."""
-
-    def __init__(self, fatal: int, moment: str) -> None:
-        self.names: list[str] = []
-        self.fatal = fatal
-        self.moment = moment
-
-    def install(self) -> None:
-        for name in OPERATIONS:
-            setattr(os, name, self._wrapped(name, getattr(os, name)))
-
-    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if name == "open" and not args[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
-                return function(*args, **kwargs)
-            self.names.append(name)
-            fatal = len(self.names) == self.fatal
-            if fatal and self.moment == "before":
-                os._exit(KILLED)
-            if fatal and self.moment == "torn":
-                function(args[0], bytes(args[1])[: len(args[1]) // 2])
-                os._exit(KILLED)
-            result = function(*args, **kwargs)
-            if fatal and self.moment == "after":
-                os._exit(KILLED)
-            return result
-
-        return wrapper
 
 
 def beside(root: Path) -> None:

@@ -61,7 +61,8 @@ def test_bucket_holds_its_number_and_its_value_is_near(numbers, scheme):
     assert (scheme.edges[index] <= wide).all()
     assert (wide <= scheme.edges[index + 1]).all()
     assert (np.abs(scheme.values[index] - wide) <= np.abs(wide) * scheme.relative_error * (1 + 1e-12)).all()
-    limits = scheme.limits[scheme.magnitude_of[index]]
+    zero = scheme.magnitudes - 1 if scheme.signed else 0
+    limits = scheme.limits[np.abs(index - zero)]
     assert (np.abs(numbers) <= limits).all()
 
 

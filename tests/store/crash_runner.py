@@ -17,48 +17,13 @@ from typing import Any
 import torch
 
 from dynaquant_core.store import CheckpointStore
+from tests.kill_shim import KILLED, Shim
 from tests.store.kit import exact_store, filled, is_same, leftovers, small_state
 
-KILLED = 9
 FOREIGN = "mine.txt"
-
-#: Functions through which a store changes the disk.
-OPERATIONS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "rename", "remove", "truncate")
 
 #: What a step may hold: the state saved first, or the one that supersedes it.
 SEEDS = (0, 9)
-
-
-class Shim:
-    """Counts operations and ends the process before, after or in the middle of the n-th."""
-
-    def __init__(self, fatal: int, moment: str) -> None:
-        self.names: list[str] = []
-        self.fatal = fatal
-        self.moment = moment
-
-    def install(self) -> None:
-        """Wraps the functions of `os`."""
-        for name in OPERATIONS:
-            setattr(os, name, self._wrapped(name, getattr(os, name)))
-
-    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if name == "open" and not args[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
-                return function(*args, **kwargs)
-            self.names.append(name)
-            fatal = len(self.names) == self.fatal
-            if fatal and self.moment == "before":
-                os._exit(KILLED)
-            if fatal and self.moment == "torn":
-                function(args[0], bytes(args[1])[: len(args[1]) // 2])
-                os._exit(KILLED)
-            result = function(*args, **kwargs)
-            if fatal and self.moment == "after":
-                os._exit(KILLED)
-            return result
-
-        return wrapper
 
 
 def first(store: CheckpointStore) -> None:

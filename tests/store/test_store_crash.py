@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,31 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.kill_shim import report_of
 from tests.store.crash_runner import SCENARIOS
 from tests.store.kit import checkpoint_files, exact_store, filled, is_same, leftovers, small_state
 
 ROOT = Path(__file__).parents[2]
-ONE_THREAD = {"DYNAQUANT_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_every_operation(tmp_path: Path, scenario: str) -> None:
-    command = [sys.executable, "-m", "tests.store.crash_runner", scenario, str(tmp_path)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | ONE_THREAD,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["broken"] == []
-    operations = report["operations"]
+    operations = report_of("tests.store.crash_runner", scenario, tmp_path)["operations"]
     assert {"open", "write", "fsync", "replace"} <= set(operations)
-    assert report["kills"] == 2 * len(operations) + operations.count("write")
 
 
 SAVE = """

@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from tests.integrations.accelerate.kit import EPOCH, build, evaluate, resume, train
-from tests.integrations.accelerate.life import digest
+from tests.integrations.accelerate.kit import EPOCH, build, evaluate, everything, resume, train
+from tests.integrations.killing import digest_of
 
 
 def main(folder, steps, start):
@@ -20,7 +20,7 @@ def main(folder, steps, start):
     info = bench.ours.wait()
     bench.accelerator.wait_for_everyone()
     if bench.accelerator.is_main_process:
-        sys.stdout.write(f"{info.step} {info.config.bins} {info.kind} {digest(bench)}\n")
+        sys.stdout.write(f"{info.step} {info.config.bins} {info.kind} {digest_of(everything(bench))}\n")
     bench.accelerator.end_training()
 
 

@@ -2,14 +2,17 @@
 
 import pytest
 
-pytest.importorskip("accelerate", reason="Accelerate is not installed in this environment")
-
 #: What Accelerate and torch say about machines without a GPU.
 SAID_BY_OTHERS = (
     "ignore:.*pin_memory.*",
     "ignore:.*GradScaler is enabled, but CUDA is not available.*",
     "ignore:.*lr_scheduler.step.*",
 )
+
+
+def pytest_pycollect_makemodule():
+    """Skips this folder where the framework is not installed, before a module of it is imported."""
+    pytest.importorskip("accelerate", reason="Accelerate is not installed in this environment")
 
 
 def pytest_collection_modifyitems(items):

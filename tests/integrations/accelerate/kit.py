@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from dynaquant_accelerate import install
+from tests.integrations.killing import bits
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,18 +105,6 @@ def train(bench, until, *, save_every=None, after_step=lambda: None):
             if save_every and bench.done % save_every == 0:
                 bench.accelerator.save_state()
     return bench
-
-
-def bits(value):
-    """Every tensor, array and number of a tree as something to compare."""
-    if isinstance(value, torch.Tensor):
-        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return str(value.dtype), tuple(value.shape), raw.numpy().tobytes()
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    if isinstance(value, dict):
-        return {str(key): bits(item) for key, item in value.items()}
-    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else repr(value)
 
 
 def everything(bench):

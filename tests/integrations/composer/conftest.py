@@ -5,10 +5,6 @@ import warnings
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what Composer's own dependencies say when they are imported
-    pytest.importorskip("composer", reason="Composer is not installed in this environment")
-
 #: What Composer, torchmetrics and torch say about short runs on a CPU.
 SAID_BY_OTHERS = (
     "ignore::DeprecationWarning",
@@ -22,6 +18,13 @@ SAID_BY_OTHERS = (
     "ignore:No batches were trained",
     "ignore:.*was called before the ``update`` method",
 )
+
+
+def pytest_pycollect_makemodule():
+    """Skips this folder where the framework is not installed, before a module of it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what its own dependencies say when they are imported
+        pytest.importorskip("composer", reason="Composer is not installed in this environment")
 
 
 def pytest_collection_modifyitems(items):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dynaquant_composer import DynaQuantCallback
+from tests.integrations.killing import bits
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,18 +80,6 @@ def fit(*callbacks, **options):
     run = trainer(*callbacks, **options)
     run.fit()
     return run
-
-
-def bits(value):
-    """Every tensor, array and number of a tree as something to compare."""
-    if isinstance(value, torch.Tensor):
-        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return str(value.dtype), tuple(value.shape), raw.numpy().tobytes()
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    if isinstance(value, dict):
-        return {str(key): bits(item) for key, item in value.items()}
-    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else repr(value)
 
 
 def everything(run):

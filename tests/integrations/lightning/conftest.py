@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-lightning = pytest.importorskip("lightning", reason="Lightning is not installed in this environment")
-
 #: What Lightning itself says about short runs, few workers and torch's newest version.
 SAID_BY_LIGHTNING = (
     "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning",
@@ -20,6 +18,11 @@ SAID_BY_LIGHTNING = (
     "ignore:.*consider setting .*",
     "ignore:.*tensorboardX.*",
 )
+
+
+def pytest_pycollect_makemodule():
+    """Skips this folder where the framework is not installed, before a module of it is imported."""
+    pytest.importorskip("lightning", reason="Lightning is not installed in this environment")
 
 
 def pytest_collection_modifyitems(items):

@@ -166,4 +166,4 @@ def test_figures_go_to_the_framework_s_logger(tmp_path):
     ratios = {row["step"]: float(row["dynaquant/ratio"]) for row in found if row["dynaquant/ratio"]}
     assert set(ratios) == {"20", "40"}
     assert min(ratios.values()) > 2
-    assert {"dynaquant/degradation", "dynaquant/seconds_search", "dynaquant/seconds_held"} <= set(head)
+    assert {"dynaquant/degradation", "dynaquant/seconds/search", "dynaquant/seconds/held"} <= set(head)

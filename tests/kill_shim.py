@@ -1,0 +1,82 @@
+"""Kills a process at the n-th operation that changes the disk, and runs programs that do so at every one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+KILLED = 9
+
+#: Functions through which a store or a plugin changes the disk.
+OPERATIONS = (
+    "open",
+    "write",
+    "fsync",
+    "link",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "rename",
+    "remove",
+    "truncate",
+)
+#: A program that forks must have no threads.
+ONE_THREAD = {"DYNAQUANT_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Shim:
+    """Counts operations and ends the process before, after or in the middle of the n-th."""
+
+    def __init__(self, fatal: int, moment: str) -> None:
+        self.names: list[str] = []
+        self.fatal = fatal
+        self.moment = moment
+
+    def install(self) -> None:
+        """Wraps the functions of `os`."""
+        for name in OPERATIONS:
+            setattr(os, name, self._wrapped(name, getattr(os, name)))
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and not args[1] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+                return function(*args, **kwargs)
+            self.names.append(name)
+            fatal = len(self.names) == self.fatal
+            if fatal and self.moment == "before":
+                os._exit(KILLED)
+            if fatal and self.moment == "torn":
+                function(args[0], bytes(args[1])[: len(args[1]) // 2])
+                os._exit(KILLED)
+            result = function(*args, **kwargs)
+            if fatal and self.moment == "after":
+                os._exit(KILLED)
+            return result
+
+        return wrapper
+
+
+def report_of(module: str, scenario: str, folder: Path) -> dict[str, Any]:
+    """What a program says of a scenario: operations and kills; there must be no broken promise in it."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, scenario, str(folder)],
+        cwd=ROOT,
+        env=os.environ | ONE_THREAD,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["broken"] == []
+    operations = report["operations"]
+    assert report["kills"] == 2 * len(operations) + operations.count("write")
+    return report
