@@ -4,6 +4,9 @@ Saving changes nothing in a run, so one training serves any number of checkpoint
 options, threshold and folder.  Prints one row a store, in real bytes.
 
     python benchmarks/sweep.py gpt_shakespeare default@0.01 default@0.05 sigma=0.1,coder=paper@0.05
+    python benchmarks/sweep.py gpt_shakespeare lattice@0.01 lattice,moments=minimal@0.01
+
+A store is options and a threshold; the first option may be a method's name, and ``moments`` is the store's.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +33,29 @@ from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.search import Degradation, Quality, degradation
 
 
-def parsed(store: str) -> tuple[dict[str, Any], float]:
-    """``"sigma=0.1,coder=paper@0.05"`` as (method options, threshold); values are read as YAML."""
-    options, _, threshold = store.partition("@")
-    pairs = [part.split("=", 1) for part in options.split(",") if part != "default"]
-    return {key: yaml.safe_load(value) for key, value in pairs}, float(threshold)
+@dataclass(frozen=True)
+class Wanted:
+    """What one store is made with."""
+
+    method: dict[str, Any]
+    moments: str
+    threshold: float
 
 
-def checkpointer(
-    trainer: Trainer, every: int, folder: Path, options: dict[str, Any], threshold: float
-) -> dq.Checkpointer:
-    """A checkpointer of the trainer's run with the given options, in a folder of its own."""
+def parsed(store: str) -> Wanted:
+    """``"lattice,moments=none@0.05"`` in parts; values are read as YAML."""
+    told, _, threshold = store.partition("@")
+    words = told.split(",")
+    name = "dynaquant" if "=" in words[0] or words[0] == "default" else words[0]
+    options = {
+        key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words) if value
+    }
+    moments = options.pop("moments", "8bit")
+    return Wanted({"name": name, **options}, moments, float(threshold))
+
+
+def checkpointer(trainer: Trainer, every: int, folder: Path, wanted: Wanted) -> dq.Checkpointer:
+    """A checkpointer of the trainer's run as wanted, in a folder of its own."""
     return dq.Checkpointer(
         folder,
         trainer.model,
@@ -47,8 +63,9 @@ def checkpointer(
         scheduler=trainer.scheduler,
         every=every,
         evaluate=lambda: trainer.quality(trainer.data.search),
-        threshold=threshold,
-        method={"name": "dynaquant", **options},
+        threshold=wanted.threshold,
+        method=wanted.method,
+        moments=wanted.moments,
     )
 
 
@@ -83,7 +100,8 @@ class HeldOut:
 def row(name: str, store: dq.CheckpointStore, heldout: HeldOut) -> dict[str, Any]:
     """What a store's checkpoints took, and what its searches cost."""
     infos = [store.info(step) for step in store.steps()]
-    excess = summary(store.path)
+    wanted = parsed(name)
+    excess = summary(store.path) if wanted.method["name"] == "dynaquant" else {}
     raw = sum(info.parts["weight"]["raw_bytes"] for info in infos)
     stored = sum(info.parts["weight"]["stored_bytes"] for info in infos)
     return {
@@ -91,13 +109,19 @@ def row(name: str, store: dq.CheckpointStore, heldout: HeldOut) -> dict[str, Any
         "weights": round(raw / stored, 2),
         "all": round(sum(i.raw_bytes for i in infos) / sum(i.stored_bytes for i in infos), 2),
         "met": f"{sum(bool(info.met) for info in infos)} of {len(infos)}",
-        "held-out met": heldout.within(store.path, parsed(name)[1]),
+        "held-out met": heldout.within(store.path, wanted.threshold),
         "candidates": statistics.median(info.evaluations for info in infos),
         "exhaustive": sum(bool(info.report.get("exhaustive")) for info in infos),
-        "bins": " ".join(str(info.config.bins) for info in infos),
-        "over entropy": excess["ratio"],
-        "worst stream": excess["worst_ratio"],
+        "points": " ".join(point(info.config) for info in infos),
+        "over entropy": excess.get("ratio"),
+        "worst stream": excess.get("worst_ratio"),
     }
+
+
+def point(config: Any) -> str:
+    """The first setting of a config: bins, or the scale of a lattice."""
+    first = next(iter(config.as_dict().values()))
+    return f"{first:.2f}" if isinstance(first, float) else str(first)
 
 
 def sweep(config: str, stores: Sequence[str], folder: Path) -> list[dict[str, Any]]:
@@ -107,7 +131,7 @@ def sweep(config: str, stores: Sequence[str], folder: Path) -> list[dict[str, An
     heldout = HeldOut(trainer, experiment.evaluate.mode)
     paths = {store: folder / str(index) for index, store in enumerate(stores)}
     savers = [
-        checkpointer(trainer, experiment.checkpoint_every, path, *parsed(store))
+        checkpointer(trainer, experiment.checkpoint_every, path, parsed(store))
         for store, path in paths.items()
     ]
     for step in track(range(1, experiment.steps + 1), description=config):
@@ -128,7 +152,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("config", help="an experiment's name or YAML file")
-    told = "KEY=VALUE[,KEY=VALUE...]@THRESHOLD or default@THRESHOLD"
+    told = "[METHOD,]KEY=VALUE[,KEY=VALUE...]@THRESHOLD, METHOD@THRESHOLD or default@THRESHOLD"
     parser.add_argument("stores", nargs="+", help=told)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()

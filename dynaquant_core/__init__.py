@@ -42,7 +42,7 @@ from dynaquant_core.errors import (
 )
 
 if TYPE_CHECKING:
-    from dynaquant_core.config import Config
+    from dynaquant_core.config import Config, LatticeConfig
     from dynaquant_core.files import load_file, save_file
     from dynaquant_core.store.info import CheckpointInfo
     from dynaquant_core.store.store import CheckpointStore
@@ -63,6 +63,7 @@ __all__ = [
     "EmptyStoreError",
     "EvaluationError",
     "ExperimentError",
+    "LatticeConfig",
     "LimitError",
     "MissingBaseError",
     "NotAStoreError",
@@ -93,6 +94,7 @@ _LAZY = {
     "CheckpointStore": "dynaquant_core.store.store",
     "Checkpointer": "dynaquant_core.training.checkpointer",
     "Config": "dynaquant_core.config",
+    "LatticeConfig": "dynaquant_core.config",
     "load_file": "dynaquant_core.files",
     "save_file": "dynaquant_core.files",
 }

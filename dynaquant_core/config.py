@@ -6,19 +6,22 @@ A *config* is one searched point (bins, pruning, protection); it may differ at e
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from dynaquant_core.errors import ConfigError
 
-__all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "Metric"]
+__all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "LatticeConfig", "Metric", "Scale"]
 
 MAX_BINS = 64
 
 Metric = Literal["magnitude", "sensitivity"]
 Bins = int | Literal["bf16", "exact"]
+Scale = float | Literal["bf16", "exact"]
+
+#: Scales of a lattice: below, steps are finer than bfloat16; above, nothing of a network is left.
+FINEST, COARSEST = 2.0**-12, 2.0**6
 
 
 def require(condition: bool, message: str) -> None:
@@ -37,7 +40,7 @@ def require_number(
     owner: str, name: str, value: object, low: float, high: float, *, open_high: bool = False
 ) -> None:
     """Raises ConfigError unless ``value`` is a finite number in [low, high] (or [low, high) when open)."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
     good = good and low <= value and (value < high if open_high else value <= high)  # type: ignore[operator]
     bracket = ")" if open_high else "]"
     require(good, f"{owner}: {name} must be a number in [{low}, {high}{bracket}, got {value!r}.")
@@ -96,6 +99,39 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatticeConfig:
+    """One point of the method ``lattice``.
+
+    Args:
+        scale: mean step of the lattice in mean standard deviations of the weights, 2**-12 to 64; ``"bf16"``
+            or ``"exact"`` go beyond it.
+
+    Raises:
+        ConfigError: the value is of the wrong type or out of range.
+
+    Example:
+        >>> LatticeConfig(scale=2).scale
+        2.0
+    """
+
+    scale: Scale = 0.5
+
+    def __post_init__(self) -> None:
+        if self.scale not in ("bf16", "exact"):
+            require_number("LatticeConfig", "scale", self.scale, FINEST, COARSEST)
+            object.__setattr__(self, "scale", float(self.scale))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The point as JSON-ready data; ``LatticeConfig.from_dict`` takes it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LatticeConfig:
+        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
+        return cls(**known_keys(cls, data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DynaQuantOptions:
     """Options of the method ``dynaquant``, fixed for a store and recorded in it.
 
@@ -109,6 +145,8 @@ class DynaQuantOptions:
         energy_cap: share of a tensor's own energy that shared pruning may remove, in (0, 1] (ours).
         frozen_slack: a base's codebook is kept while its loss is within this share of a fresh one's
             (0 refits at every checkpoint, as the paper does).
+        after_restore: codes of a run that began from a checkpoint: ``"dither"`` draws one of the two nearest
+            centres, so that the next restore loses no movement (ours); ``"nearest"`` goes on as before.
         profile: ``None``, or ``"paper"``: every choice above as published.
 
     Raises:
@@ -127,6 +165,7 @@ class DynaQuantOptions:
     mantissa_bits: int = 6
     energy_cap: float = 0.02
     frozen_slack: float = 0.05
+    after_restore: Literal["dither", "nearest"] = "dither"
     profile: Literal["paper"] | None = None
 
     def __post_init__(self) -> None:
@@ -139,6 +178,7 @@ class DynaQuantOptions:
         require_choice(owner, "kmeans", self.kmeans, ("exact", "lloyd"))
         require_choice(owner, "codebook_scope", self.codebook_scope, ("auto", "tensor", "global"))
         require_choice(owner, "sketch", self.sketch, ("bits", "log"))
+        require_choice(owner, "after_restore", self.after_restore, ("dither", "nearest"))
         require_number(owner, "sigma", self.sigma, 0.0, 1.0)
         require_number(owner, "energy_cap", self.energy_cap, 0.0, 1.0)
         require_number(owner, "frozen_slack", self.frozen_slack, 0.0, 1.0)
@@ -146,8 +186,14 @@ class DynaQuantOptions:
         require(isinstance(self.mantissa_bits, int), f"{owner}: mantissa_bits must be a whole number.")
 
     def as_dict(self) -> dict[str, Any]:
-        """The options as JSON-ready data; ``DynaQuantOptions.from_dict`` takes it back."""
-        return asdict(self)
+        """The options as JSON-ready data; ``DynaQuantOptions.from_dict`` takes it back.
+
+        ``after_restore`` says nothing to a reader and is younger than many files; so it is left out where it
+        is what the profile has anyway, and chains written before it go on.
+        """
+        data = asdict(self)
+        usual = PAPER_PROFILE["after_restore"] if self.profile == "paper" else "dither"
+        return {key: value for key, value in data.items() if key != "after_restore" or value != usual}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DynaQuantOptions:
@@ -164,6 +210,7 @@ PAPER_PROFILE: Mapping[str, Any] = {
     "sketch": "log",
     "energy_cap": 1.0,
     "frozen_slack": 0.0,
+    "after_restore": "nearest",
 }
 
 

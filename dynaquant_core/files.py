@@ -49,7 +49,7 @@ def save_file(
             change what it is given.
         mode: whether that number is to be minimised ("min") or maximised ("max").
         method: name, mapping or method object; None: the project's default.
-        moments: policy for optimizer moments, "8bit" or "exact".
+        moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns of tensors kept bit for bit.
         gradients: EMA of the gradient by parameter name, for sensitivity.
         model: a module, or name -> module, for layer types.

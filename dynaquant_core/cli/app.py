@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dynaquant_core.cli import bench, convert, diff, look, pack, run, verify, warm
+from dynaquant_core.cli import bench, convert, diff, look, pack, plan, run, verify, warm
 from dynaquant_core.cli.output import write_line
 
 __all__ = ["app"]
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 
 app.command("run", rich_help_panel=RUN)(run.run)
+app.command("plan", rich_help_panel=RUN)(plan.plan)
 app.command("log", rich_help_panel=LOOK)(look.log)
 app.command("show", rich_help_panel=LOOK)(look.show)
 app.command("diff", rich_help_panel=LOOK)(diff.diff)

@@ -26,7 +26,10 @@ BinsOption = Annotated[
 PruneOption = Annotated[float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to 1.")]
 ProtectOption = Annotated[float | None, typer.Option("--protect", help="Share of weights kept in bfloat16.")]
 EmbeddingBinsOption = Annotated[int | None, typer.Option("--embedding-bins", help="Centres of an embedding.")]
-MomentsOption = Annotated[str, typer.Option("--moments", help="Optimizer moments: 8bit or exact.")]
+MomentsOption = Annotated[
+    str,
+    typer.Option("--moments", help="Optimizer moments: exact, 8bit, compact, minimal, second or none."),
+]
 ExactOption = Annotated[
     list[str] | None,
     typer.Option("--exact", metavar="PATTERN", help="Names kept bit for bit; may be repeated."),

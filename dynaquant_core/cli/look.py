@@ -58,6 +58,9 @@ def log(path: PathArgument, as_json: Json = False) -> None:
         "<config",
     )
     rows = [log_row(info) for info in infos]
+    if any(info.stale is not None for info in infos):
+        columns = (*columns, "stale")
+        rows = [(*row, share(info.stale)) for row, info in zip(rows, infos, strict=True)]
     if folders:
         columns = (*columns, "<folder")
         names = [folder_name(folders.get(info.step), path) for info in infos]
@@ -145,6 +148,7 @@ def facts(info: CheckpointInfo) -> list[tuple[str, str]]:
         ("quality", config_text(info.quality)),
         ("degradation", share(info.degradation, 3)),
         ("threshold met", yes_no(info.met)),
+        ("movement a restore loses", share(info.stale)),
         (
             "candidates evaluated",
             str(info.evaluations) + (", exhaustive search" if info.report.get("exhaustive") else ""),

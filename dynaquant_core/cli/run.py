@@ -10,7 +10,7 @@ import typer
 from dynaquant_core.cli.messages import raise_volume
 from dynaquant_core.cli.output import Json, emit, print_table, write_line
 from dynaquant_core.cli.progress import Watch, watching
-from dynaquant_core.experiments import Progress, run_experiment, summary
+from dynaquant_core.experiments import Progress, run_experiment, spread_line, summary
 
 __all__ = ["run"]
 
@@ -30,6 +30,8 @@ def run(
         emit(results.data)
         return
     print_rows(config, summary(results))
+    if len(results.data["runs"]) > 1:
+        write_line(spread_line(results.data["runs"]))
     write_line(f"results: {results.path}")
     for page in sorted(results.path.parent.glob("*.html")):
         write_line(f"page: {page}")

@@ -20,13 +20,24 @@ from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.supervisor import Report, complete
 from dynaquant_core.experiments.trainer import device_name
 
-__all__ = ["FOLDER", "Baseline", "baseline_key", "find_baseline", "publish", "train_baseline"]
+__all__ = [
+    "FOLDER",
+    "Baseline",
+    "baseline_key",
+    "find_baseline",
+    "last_interval_loss",
+    "publish",
+    "train_baseline",
+]
 
 #: Below the current folder, beside the default outputs.
 FOLDER = Path("runs") / ".baselines"
 
 #: What decides an uninterrupted run, beside its data's content, torch, the device and the number of threads.
 DECISIVE = ("model", "data", "optimizer", "steps", "checkpoint_every", "seed", "evaluate")
+
+#: Counts up when a baseline's diary tells more than before, so that an older one is trained again.
+RECORD = 2
 
 #: Events of a diary that say how training went, whoever saved meanwhile.
 KEPT = ("loss", "reference", "final")
@@ -40,20 +51,34 @@ class Baseline:
         final: held-out metric after the last step.
         parts: search metric on the small part, by checkpoint step.
         curve: (step, training loss).
+        train: mean training loss over the last interval.
+        digest: of the final weights.
     """
 
     final: float
     parts: dict[int, float]
     curve: list[tuple[int, float]]
+    train: float | None = None
+    digest: str | None = None
 
     @classmethod
-    def of(cls, diary: Sequence[Event]) -> Baseline:
-        """Reads a finished diary without restores."""
+    def of(cls, diary: Sequence[Event], interval: int) -> Baseline:
+        """Reads a finished diary without restores; ``interval``: steps between its checkpoints."""
+        final = events.find(diary, "final")[-1]
         return cls(
-            final=events.find(diary, "final")[-1]["value"],
+            final=final["value"],
             parts={event["step"]: event["part"] for event in events.find(diary, "reference")},
             curve=[(event["step"], event["loss"]) for event in events.find(diary, "loss")],
+            train=last_interval_loss(diary, interval),
+            digest=final["weights_digest"],
         )
+
+
+def last_interval_loss(diary: Sequence[Event], interval: int) -> float | None:
+    """Mean training loss over the last ``interval`` steps of a finished run, as they were taken last."""
+    first = events.find(diary, "final")[-1]["step"] - interval
+    losses = {event["step"]: event["loss"] for event in events.find(diary, "loss") if event["step"] > first}
+    return sum(losses.values()) / len(losses) if losses else None
 
 
 def baseline_key(experiment: Experiment, fingerprint: str) -> str:
@@ -66,14 +91,14 @@ def baseline_key(experiment: Experiment, fingerprint: str) -> str:
     settings = experiment.as_dict()
     decisive = {name: settings[name] for name in DECISIVE}
     machine = [torch.__version__, device_name(), torch.get_num_threads()]
-    text = json.dumps([decisive, fingerprint, machine], sort_keys=True)
+    text = json.dumps([RECORD, decisive, fingerprint, machine], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def find_baseline(key: str) -> Baseline | None:
-    """The cached baseline, or None."""
+def find_baseline(key: str, interval: int) -> Baseline | None:
+    """The cached baseline, or None; ``interval``: steps between its checkpoints."""
     diary = events.read(FOLDER / key / "events.jsonl")
-    return Baseline.of(diary) if events.find(diary, "final") else None
+    return Baseline.of(diary, interval) if events.find(diary, "final") else None
 
 
 def train_baseline(experiment: Experiment, key: str, report: Report) -> Baseline:
@@ -82,7 +107,7 @@ def train_baseline(experiment: Experiment, key: str, report: Report) -> Baseline
     Raises:
         ExperimentError: the training process failed.
     """
-    found = find_baseline(key)
+    found = find_baseline(key, experiment.checkpoint_every)
     if found is not None:
         return found
     _sweep(key)
@@ -94,13 +119,13 @@ def train_baseline(experiment: Experiment, key: str, report: Report) -> Baseline
         _move(partial, FOLDER / key)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Baseline.of(diary)
+    return Baseline.of(diary, experiment.checkpoint_every)
 
 
-def publish(diary: Sequence[Event], key: str) -> Baseline:
+def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:
     """Caches a run that was never interrupted as the baseline it is: saving changes nothing."""
-    baseline = Baseline.of(diary)
-    if find_baseline(key) is None:
+    baseline = Baseline.of(diary, interval)
+    if find_baseline(key, interval) is None:
         partial = FOLDER / f"{key}.{os.getpid()}"
         partial.mkdir(parents=True, exist_ok=True)
         for event in diary:

@@ -3,12 +3,13 @@
 | event | written when | fields |
 |---|---|---|
 | start | a process begins or resumes | restored |
-| loss | now and then | step, loss, seconds (training time of this process so far) |
+| loss | now and then; at each step of the last interval | step, loss, seconds (in training, this process) |
 | reference | a checkpoint is due | step, search, heldout, part: quality of the true weights |
 | checkpoint | a checkpoint was committed and read back | the entry of results.json |
 | probe | after a restore, one interval long | step, value: quality on the part |
 | killed | the parent killed the process | step |
-| final | the last step is done | step, value |
+| swapped | the process threw its state away, to restore (``restores: swap``) | step |
+| final | the last step is done | step, value, weights_digest, parameters |
 """
 
 from __future__ import annotations

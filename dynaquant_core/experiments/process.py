@@ -1,8 +1,12 @@
-"""One life of a training process: ``python -m dynaquant_core.experiments.process FOLDER [--halt STEP]``.
+"""A training process: ``python -m dynaquant_core.experiments.process FOLDER [--halt STEP]``.
 
 It reads its job from the folder, goes on from the newest checkpoint, and writes events to the diary.  On its
 standard output it says, one JSON object a line, where it is.  At the halt step it waits for its parent to
 kill it: a failure in these experiments is a SIGKILL of a process in the middle of its work.
+
+With ``restores: swap`` the process lives several lives instead.  At a failure it throws away trainer,
+Checkpointer and all that they hold, makes them anew as a new process would, and restores; nothing but the
+data set, which no life changes, is handed on.  Final weights are those of the killed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ from typing import Any
 
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.experiments import events
+from dynaquant_core.experiments.data.dataset import Dataset
+from dynaquant_core.experiments.failures import failure_steps
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.trainer import Trainer
 
-__all__ = ["Life", "main"]
+__all__ = ["Life", "live_on", "main", "swaps_left"]
 
 #: Seconds between two lines of progress, and points in a run's loss curve.
 PROGRESS_SECONDS = 0.2
@@ -32,32 +38,49 @@ CURVE_POINTS = 400
 
 
 class Life:
-    """From start or resume to the end of the run, or to the halt.
+    """From start or resume to the end of the run, to the halt, or to a swap.
 
     Args:
         job: what to do.
         halt: step at which to wait for the kill, or None.
+        data: of the life before in this process, or None.
+
+    Attributes:
+        data: for the life after.
     """
 
-    def __init__(self, job: Job, halt: int | None) -> None:
+    def __init__(self, job: Job, halt: int | None, data: Dataset | None = None) -> None:
         self._job, self._halt = job, halt
         self._parent = os.getppid()
-        self._trainer = Trainer(job.experiment)
+        self._trainer = Trainer(job.experiment, data)
+        self.data = self._trainer.data
+        self._swaps = swaps_left(job)
         self._restored = 0
         self._said = 0.0
 
-    def live(self) -> None:
-        """Trains to the last step and writes the final event (never returns from a halt)."""
+    def live(self) -> bool:
+        """Trains to the last step and writes the final event, or to a swap (never returns from a halt).
+
+        Returns:
+            Whether the run is finished; if not, another life has to go on.
+        """
+        steps = self._job.experiment.steps
         with self._recorder() as recorder:
             if recorder is not None:
                 self._restored = recorder.restore()
             self._note("start", restored=self._restored)
             if self._restored:
                 self._probe()
-            while self._trainer.step < self._job.experiment.steps:
+            while self._trainer.step < steps:
                 self._step(recorder)
+                if self._trainer.step in self._swaps:
+                    self._note("swapped", step=self._trainer.step)
+                    return False
         value = _mean(self._trainer.quality(self._trainer.data.heldout))
-        self._note("final", step=self._trainer.step, value=value)
+        count = sum(parameter.numel() for parameter in self._trainer.model.parameters())
+        digest = self._trainer.digest()
+        self._note("final", step=steps, value=value, weights_digest=digest, parameters=count)
+        return True
 
     def _recorder(self) -> Recorder | nullcontext[None]:
         if not self._job.saves:
@@ -110,7 +133,9 @@ class Life:
 
     def _report(self, loss: float, *, always: bool) -> None:
         step = self._trainer.step
-        if always or step % max(1, self._job.experiment.steps // CURVE_POINTS) == 0:
+        steps, interval = self._job.experiment.steps, self._job.experiment.checkpoint_every
+        always = always or step in self._swaps
+        if always or step > steps - interval or step % max(1, steps // CURVE_POINTS) == 0:
             events.append(self._job.diary, "loss", step=step, loss=loss, seconds=self._trainer.seconds)
         if always or time.monotonic() - self._said > PROGRESS_SECONDS:
             self._said = time.monotonic()
@@ -126,6 +151,25 @@ class Life:
             time.sleep(0.02)
 
 
+def swaps_left(job: Job) -> set[int]:
+    """Steps at which this process is to throw its state away; none in a baseline, or where it is killed."""
+    experiment = job.experiment
+    if not job.saves or experiment.restores == "kill":
+        return set()
+    planned = failure_steps(experiment.failures, experiment.steps, experiment.checkpoint_every)
+    done = {event["step"] for event in events.find(events.read(job.diary), "swapped")}
+    return set(planned) - done
+
+
+def live_on(job: Job, halt: int | None) -> None:
+    """One life after the other, until the run is finished."""
+    data, finished = None, False
+    while not finished:
+        life = Life(job, halt, data)
+        finished, data = life.live(), life.data
+        del life  # before the next one is made: two models would be in memory
+
+
 def say(message: dict[str, Any]) -> None:
     """One line to the parent."""
     sys.stdout.write(json.dumps(message) + "\n")
@@ -137,14 +181,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one life; 0 good, 1 a problem that is said as an ``error`` line."""
+    """Runs a job; 0 good, 1 a problem that is said as an ``error`` line."""
     parser = argparse.ArgumentParser(prog="dynaquant_core.experiments.process", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--halt", type=int, default=None)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        Life(Job.read(options.folder), options.halt).live()
+        live_on(Job.read(options.folder), options.halt)
     except DynaQuantError as error:
         say({"event": "error", "message": str(error)})
         return 1

@@ -19,7 +19,8 @@ from dynaquant_core.experiments.failures import failure_steps
 from dynaquant_core.experiments.job import Job, write_json
 from dynaquant_core.experiments.output import claim
 from dynaquant_core.experiments.report import write_report
-from dynaquant_core.experiments.results import FORMAT, Results, restores_of, run_entry
+from dynaquant_core.experiments.restores import restores_of
+from dynaquant_core.experiments.results import FORMAT, Results, run_entry
 from dynaquant_core.experiments.supervisor import Progress, Report, complete
 from dynaquant_core.methods.moments import moments_method
 from dynaquant_core.methods.registry import resolve_method
@@ -34,8 +35,9 @@ def run_experiment(
 ) -> Results:
     """Trains, saves, kills, resumes and measures what a config describes; finished parts are not repeated.
 
-    Training happens in processes of their own; failures are SIGKILLs of them.  Plots need matplotlib; without
-    it everything else is written and the log says what to install.
+    results.json is written after each run, with those finished so far.  Training happens in processes of
+    their own; failures are SIGKILLs of them, or swaps of their state.  Plots need matplotlib; without it
+    everything else is written and the log says what to install.
 
     Args:
         config: a YAML file, or the name of a shipped config.
@@ -55,17 +57,14 @@ def run_experiment(
     prints = _preflight(runs)
     folder = claim(experiment)
     entries: dict[int, dict[str, Any]] = {}
+    facts = {"format": FORMAT, "config": experiment.as_dict(), "environment": environment()}
+    path = folder / "results.json"
     for index in sorted(range(len(runs)), key=lambda index: bool(runs[index].failures)):
         label = f"run {index + 1} of {len(runs)}, seed {runs[index].seed}"
         entries[index] = _one_run(runs[index], folder / f"run-{index}", prints[index], label, report)
-    data = {
-        "format": FORMAT,
-        "config": experiment.as_dict(),
-        "environment": environment(),
-        "runs": [entries[index] for index in range(len(runs))],
-    }
-    results = Results(folder / "results.json", data)
-    write_json(results.path, data)
+        facts |= {"runs": [entries[done] for done in sorted(entries)]}
+        write_json(path, facts)  # after each run: a grid may take days
+    results = Results(path, facts)
     try:
         write_report(results)
     except DependencyError as error:
@@ -87,16 +86,17 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
 
 def _one_run(run: Experiment, folder: Path, data: str, label: str, report: Report) -> dict[str, Any]:
     """The entry of one run; failure-free runs come first, so that they serve as baselines of the others."""
-    key = baseline_key(run, data)
-    failures = failure_steps(run.failures, run.steps, run.checkpoint_every)
-    if failures and find_baseline(key) is None:
+    key, interval = baseline_key(run, data), run.checkpoint_every
+    failures = failure_steps(run.failures, run.steps, interval)
+    if failures and find_baseline(key, interval) is None:
         train_baseline(run, key, report)
     job = Job(folder, run, saves=True)
     if not (folder / "job.json").exists():
         job.write()
-    diary: list[Event] = complete(job, failures, label, report)
+    kills = failures if run.restores == "kill" else ()
+    diary: list[Event] = complete(job, kills, label, report)
     interrupted = any(restore["restored_step"] for restore in restores_of(diary))
-    baseline = train_baseline(run, key, report) if interrupted else publish(diary, key)
+    baseline = train_baseline(run, key, report) if interrupted else publish(diary, key, interval)
     return run_entry(run, diary, baseline)
 
 

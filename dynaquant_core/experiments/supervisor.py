@@ -46,7 +46,7 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
 
     Args:
         job: the run, its folder written.
-        failures: steps, ascending.
+        failures: steps, ascending, at which it is killed; none where it swaps its state itself.
         label: name of the run in progress reports.
         report: takes progress.
 
@@ -77,6 +77,7 @@ def _one_life(job: Job, halt: int | None, label: str, report: Report) -> None:
             killed, problem = _listen(process, job, label, report)
         finally:
             process.kill()  # after an error or an interrupt here: no orphan goes on writing
+            process.wait()
     if not killed and process.returncode != 0:
         raise ExperimentError(problem or _crashed(job, label, process.returncode))
 
@@ -116,12 +117,14 @@ def _progress(label: str, job: Job, message: dict[str, Any]) -> Progress:
 def _words(message: dict[str, Any]) -> str:
     match message["event"]:
         case "start" if message["restored"]:
-            return f"resumed in a new process from step {message['restored']}"
+            return f"resumed from step {message['restored']}"
         case "checkpoint":
             ratio = message["raw_bytes"] / max(1, message["stored_bytes"])
             return f"{message['kind']} checkpoint, {ratio:.1f}x smaller"
         case "killed":
             return "killed (SIGKILL)"
+        case "swapped":
+            return "state thrown away"
         case "final":
             return f"finished, held-out metric {message['value']:.4f}"
     return ""

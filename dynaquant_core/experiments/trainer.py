@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.data.dataset import Batch
+from dynaquant_core.experiments.data.dataset import Batch, Dataset
 from dynaquant_core.experiments.data.registry import open_data
 from dynaquant_core.experiments.models.registry import build
 from dynaquant_core.experiments.optimizers import make_optimizer, make_scheduler
@@ -35,6 +36,7 @@ class Trainer:
 
     Args:
         experiment: one run (`expand`).
+        data: of an earlier trainer of the same experiment, so that it is not read again.
 
     Attributes:
         step: optimizer steps done.
@@ -44,11 +46,13 @@ class Trainer:
         ExperimentError: the data is missing or too small.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, data: Dataset | None = None) -> None:
         self._experiment = experiment
         self._device = torch.device(device_name())
         _seed_everything(experiment.seed)
-        self.data = open_data(experiment.data, evaluation_batch=experiment.evaluate.batch)
+        if data is None:
+            data = open_data(experiment.data, evaluation_batch=experiment.evaluate.batch)
+        self.data = data
         self.model = build(experiment, self.data.classes).to(self._device).train()
         self.optimizer = make_optimizer(experiment.optimizer, self.model)
         self.scheduler = make_scheduler(experiment.optimizer, self.optimizer, experiment.steps)
@@ -90,6 +94,14 @@ class Trainer:
         finally:
             for module, training in flags:
                 module.training = training
+
+    def digest(self) -> str:
+        """Hex digest of every tensor of the model: two runs of one digest ended in the same bits."""
+        words = hashlib.blake2b(digest_size=16)
+        for name, tensor in self.model.state_dict().items():
+            words.update(name.encode())
+            words.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return words.hexdigest()
 
     def reader(self) -> nn.Module:
         """A second model of the same shape, for decoded weights."""

@@ -15,7 +15,17 @@ from torch import Tensor
 
 from dynaquant_core.state.spec import TensorSpec
 
-__all__ = ["Draft", "Hints", "Method", "Reference", "Space", "Stream", "StreamSource", "TensorSpec"]
+__all__ = [
+    "Draft",
+    "Hints",
+    "Method",
+    "Reference",
+    "Space",
+    "Stream",
+    "StreamSource",
+    "TakesVectors",
+    "TensorSpec",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +65,28 @@ class Hints:
 
     Args:
         gradients: EMA of the gradient by tensor name, same shape as the tensor.
+        fisher: mean squared gradient by tensor name, as the optimizer knows it; looked up when needed.
         layer_types: "convolution", "attention", "linear", "embedding" or "other", by tensor name.
         roles: "weight", "moment" or "exact" by tensor name; small tensors are pooled within a role.
+        before: what a reader held after the run's last checkpoint, also where the next one must be a key.
         scratch: lives as long as one save; a method shares sketches between drafts through it.
     """
 
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    fisher: Mapping[str, float] = field(default_factory=dict)
     layer_types: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    before: Reference | None = None
     scratch: dict[Hashable, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class TakesVectors(Protocol):
+    """A method that also takes tensors of one dimension, where an optimizer trains them."""
+
+    def accepts_vector(self, tensor: Tensor) -> bool:
+        """Whether this method wants such a tensor."""
+        ...
 
 
 @runtime_checkable
@@ -115,6 +138,8 @@ class Space:
         refine: axes tried on the winner only, careful value first (the embedding bins).
         beyond: configs for when nothing in the cube meets the threshold, bold to careful; the last is exact.
         default: the fixed, careful point used without an evaluation.
+        rises: doublings of degradation to expect of a bold step, by ordered axis; where not given, one.
+        near: steps on an axis that count as near, if more than the search's own.
     """
 
     build: Callable[..., Any]
@@ -123,6 +148,8 @@ class Space:
     refine: Mapping[str, tuple[Any, ...]]
     beyond: tuple[Any, ...]
     default: Any
+    rises: Mapping[str, float] = field(default_factory=dict)
+    near: int = 1
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from dynaquant_core.config import Config
+from dynaquant_core.config import Config, LatticeConfig
 from dynaquant_core.errors import ConfigError, DependencyError, UnknownMethodError
 from dynaquant_core.methods.base import Method
 
@@ -30,8 +30,12 @@ DEFAULT_METHOD = "dynaquant"
 #: Name -> "module:attribute" of a class whose keyword arguments are the method's options.
 BUILT_IN: Mapping[str, str] = {
     "dynaquant": "dynaquant_core.methods.dynaquant:DynaQuant",
+    "lattice": "dynaquant_core.methods.lattice:Lattice",
     "exact": "dynaquant_core.methods.exact:Exact",
 }
+
+#: The method that a config belongs to.
+OWNERS: Mapping[type, str] = {Config: "dynaquant", LatticeConfig: "lattice"}
 
 #: Packages add methods here; a built-in name cannot be taken over.
 ENTRY_POINTS = "dynaquant.methods"
@@ -77,10 +81,9 @@ def resolve_method(spec: str | Mapping[str, Any] | Method | None = None) -> Meth
 
 
 def method_for_config(config: object, method: Method) -> Method:
-    """The method that ``config`` belongs to: a `Config` picks ``dynaquant``, anything else ``method``."""
-    if isinstance(config, Config) and method.name != "dynaquant":
-        return resolve_method("dynaquant")
-    return method
+    """The method that ``config`` belongs to; ``method`` where it is no other built-in's."""
+    owner = next((name for kind, name in OWNERS.items() if isinstance(config, kind)), method.name)
+    return method if method.name == owner else resolve_method(owner)
 
 
 def _build(name: str, options: Mapping[str, Any]) -> Method:

@@ -80,7 +80,7 @@ class PluginRun:
         self._watched = Watched(options, self._trail.method)
         self._line = Line()
         self._decider = Decider(self._trail, self._watched)
-        self._chosen: tuple[int, Chosen] | None = None  # for the save of that step
+        self._chosen: tuple[int, Any, Chosen] | None = None  # step and state it was made for, and the choice
         self._committed: deque[CheckpointInfo] = deque()
         if not self.enabled:
             logger.warning("%s is set: no checkpoint is saved", DISABLE)
@@ -125,7 +125,8 @@ class PluginRun:
 
         Args:
             step: completed optimizer steps.
-            tree: as it will be given to `save`; its tensors are the model's own.
+            tree: as it will be given to `save`; its tensors are the model's own.  The same object, unchanged,
+                is not looked through again.
 
         Raises:
             DynaQuantError: as `save`; the next save then searches by itself.
@@ -141,7 +142,7 @@ class PluginRun:
             problem, plain = error, None
         with told(raises=self._raises):
             chosen = self._decider.together(step, plain, problem)
-            self._chosen = None if chosen is None else (step, chosen)
+            self._chosen = None if chosen is None else (step, tree, chosen)
 
     def save(self, folder: str | os.PathLike[str], step: int, tree: Any) -> None:
         """Saves a state as the checkpoint ``folder``; when this returns, the state may change again.
@@ -205,6 +206,7 @@ class PluginRun:
         Waits for saves under way.  Arguments and errors as `reading.read_tree`.
         """
         self._line.join()
+        self._chosen = None  # made against another base
         place = _local(folder)
 
         def action(marker: Marker) -> Any:
@@ -244,9 +246,11 @@ class PluginRun:
     def _save(self, folder: Path, step: int, tree: Any, started: float) -> None:
         plain, rest = split(tree)
         data = rest.as_bytes() if rest else None
-        before = self._chosen[1] if self._chosen and self._chosen[0] == step else None
+        of_step, of_tree, before = self._chosen or (None, None, None)
         begun = time.perf_counter()
-        chosen = self._decider.final(step, plain, before)
+        if before is None or of_step != step or of_tree is not tree:
+            before = self._decider.final(step, plain, before if of_step == step else None)
+        chosen = before
         sealing = time.perf_counter()
         sealed = chosen.saving.seal(chosen.choice.draft, chosen.choice.report)
         now = time.perf_counter()
@@ -257,7 +261,7 @@ class PluginRun:
             "draft": chosen.choice.draft_seconds + now - sealing,
         }
         error = chosen.choice.error
-        del chosen, before, plain
+        del chosen, before, plain, of_tree
         self._chosen = None  # the job must not keep what refers to the live state
         self._line.put(f"the save of step {step} to {folder}", partial(self._commit, sealed, folder, data))
         if error is not None:

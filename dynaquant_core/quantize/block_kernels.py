@@ -1,4 +1,4 @@
-"""Compiled loops of the 8-bit code of moments; twins in tests/reference/quantize_twins.py.
+"""Compiled loops of the 8-bit and 4-bit codes of moments; twins in tests/reference/quantize_twins.py.
 
 Only integers: the level of a number comes from its bits and a table, so that every platform writes the same
 codes.
@@ -42,15 +42,23 @@ def fine_level(bits: Any, first: Array, split: Array) -> Any:
 
 @kernel
 def encode_blocks(
-    bits: Array, first: Array, split: Array, signed: bool, scratch: Array, codes: Array, scales: Array
+    bits: Array,
+    first: Array,
+    split: Array,
+    signed: bool,
+    reach: int,
+    least: int,
+    most: int,
+    scratch: Array,
+    codes: Array,
+    scales: Array,
 ) -> int:
     """Codes ``bits`` uint32[n] block by block; returns how many values cannot be coded.
 
-    ``first`` int64[128] and ``split`` uint32[128] as in `blocks.fine_levels`; ``scratch`` int64[256];
-    ``codes`` uint8[n]; ``scales`` int16[ceil(n / 256)].
+    ``first`` int64[128] and ``split`` uint32[128] as in `blocks.fine_levels`; ``reach``, ``least`` and
+    ``most`` as in `blocks.Steps`; ``scratch`` int64[256]; ``codes`` uint8[n]; ``scales`` int16, one a block.
     """
     bad = 0
-    reach = 126 if signed else 254
     for block in range(scales.size):
         start = block * BLOCK
         size = min(BLOCK, bits.size - start)
@@ -65,37 +73,38 @@ def encode_blocks(
         if highest == ZERO:
             highest, lowest = 0, 0
         top = (highest + 4) >> 3
-        step = 0
-        if not signed:
-            while ((top * 8 - lowest + (4 << step)) >> (3 + step)) > reach:
-                step += 1
+        step = least
+        while step < most and ((top * 8 - lowest + (4 << step)) >> (3 + step)) > reach - 1:
+            step += 1
         scales[block] = top * 16 + (8 if signed else 0) + step
         for i in range(size):
             code = 0
             if scratch[i] != ZERO:
                 down = (top * 8 - scratch[i] + (4 << step)) >> (3 + step)
-                code = max(0, reach + 1 - down)
+                code = max(0 if signed else 1, reach - down)
             if signed:
-                code = 128 - code if bits[start + i] >> 31 == 1 else 128 + code
+                code = reach + 1 - code if bits[start + i] >> 31 == 1 else reach + 1 + code
             codes[start + i] = code
     return bad
 
 
 @kernel
-def decode_blocks(codes: Array, scales: Array, levels: Array, out: Array) -> None:
+def decode_blocks(
+    codes: Array, scales: Array, levels: Array, reach_signed: int, reach_positive: int, out: Array
+) -> None:
     """Decodes ``codes`` uint8[n] with ``scales`` into ``out`` [n]; ``levels`` as `blocks.level_table`."""
     count = (levels.size - 1) // 2
     for block in range(scales.size):
         scale = np.int64(scales[block])
         top = (scale >> 4) + 1192
         signed, step = (scale & 8) != 0, scale & 7
-        reach = np.int64(127 if signed else 255)
+        reach = np.int64(reach_signed if signed else reach_positive)
         stop = min(codes.size, (block + 1) * BLOCK)
         for i in range(block * BLOCK, stop):
             code = np.int64(codes[i])
-            negative = signed and code < 128
+            negative = signed and code < reach + 1
             if signed:
-                code = abs(code - 128)
+                code = abs(code - (reach + 1))
             level = top - ((reach - code) << step)
             level = min(max(level, np.int64(0)), np.int64(count - 1))
             if negative:

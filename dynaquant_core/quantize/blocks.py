@@ -1,21 +1,30 @@
-"""Optimizer moments in 8 bits: a logarithmic code with a scale for every 256 values (ours).
+"""Optimizer moments in 8 or 4 bits: logarithmic codes with a scale for every 256 values (ours).
 
-Guarantees, for float32 values x decoded as y:
+Guarantees, for float32 values x decoded as y.  In both codes zero stays zero, no sign changes, and what is
+not signed (second moments) has y > 0 wherever x > 0.  In `EIGHT` bits:
 
-* zero stays zero, and no sign changes;
 * signed (first moments): |y - x| <= 5% of |x|, or y = 0, which happens only to values below 2^-15.7 of their
   block's largest magnitude;
-* not signed (second moments): y > 0 wherever x > 0, and |y - x| <= 5% of x while the block's values span less
-  than 2^31; 10% below 2^63, 20% below 2^126, 43% below 2^253, a factor of 2.1 beyond;
+* not signed: |y - x| <= 5% of x while the block's values span less than 2^31; 10% below 2^63, 20% below
+  2^126, 43% below 2^253, a factor of 2.1 beyond;
 * values decoded as float32 code to themselves: a second round trip changes nothing.
+
+In `FOUR` bits:
+
+* signed: |y - x| <= 43% of |x|, or y = 0, which happens only to values below 2^-6.4 (1.2%) of their block's
+  largest magnitude (finer steps that reach less far cost training more: what is lost is not noise);
+* not signed: |y - x| <= 5% of x while the block's values span less than 2^1.7; 10% below 2^3.5, 20% below
+  2^7, 43% below 2^14; in wider blocks what is below 2^-14 of the largest comes back as about 2^-14 of it.
 
 The percentages hold for normal numbers; subnormal ones are rounded once more, to their grid.
 
 A level is an eighth of an octave.  A block's scale is the level of its largest magnitude; a code counts steps
-down from there, of 1, 2, 4, 8 or 16 levels: the smallest that spans the block.
+down from there, of 1, 2, 4, 8 or 16 levels: the smallest that spans the block, as far as `Grid` allows.
 """
 
 from __future__ import annotations
+
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +36,7 @@ from dynaquant_core.quantize import block_kernels as kernels
 from dynaquant_core.quantize.flat import FLOATS, as_float32, flatten, host_view
 from dynaquant_core.threads import map_threads, slices
 
-__all__ = ["BLOCK", "decode", "encode", "scale_count"]
+__all__ = ["BLOCK", "EIGHT", "FOUR", "Grid", "Steps", "decode", "encode", "nonzero_float32", "scale_count"]
 
 #: Values that share a scale.
 BLOCK = 256
@@ -40,6 +49,25 @@ LEVEL_UNIT, SIGNED_BIT, LARGEST_STEP = 16, 8, 4
 
 #: Sixty-fourths of an octave: a mantissa's leading 7 bits give its fine level, one more past the split.
 FINE_SHIFT = 16
+
+
+class Steps(NamedTuple):
+    """How far codes reach: magnitudes above zero, and log2 of the least and of the widest step in levels."""
+
+    reach: int
+    least: int
+    most: int
+
+
+class Grid(NamedTuple):
+    """One code: where values have signs, and where they have none."""
+
+    signed: Steps
+    positive: Steps
+
+
+EIGHT: Final = Grid(signed=Steps(127, 0, 0), positive=Steps(255, 0, LARGEST_STEP))
+FOUR: Final = Grid(signed=Steps(7, 3, 3), positive=Steps(15, 0, 3))
 
 
 def fine_levels() -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
@@ -63,16 +91,17 @@ def scale_count(size: int) -> int:
     return -(-size // BLOCK)
 
 
-def encode(tensor: Tensor, signed: bool) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
-    """Codes a moment in 8 bits a value.
+def encode(tensor: Tensor, signed: bool, grid: Grid = EIGHT) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
+    """Codes a moment in 8 or 4 bits a value, a byte each.
 
     Args:
         tensor: finite floating tensor of any shape and device; float64 is rounded to float32, but not to 0.
         signed: False for values that are never negative (second moments).
+        grid: `EIGHT` or `FOUR`.
 
     Returns:
         (codes uint8[n], scales int16[ceil(n / 256)]).  Codes ascend with the value: 0 is zero where not
-        signed, 128 where signed.
+        signed, 128 (in 4 bits 8) where signed.
 
     Raises:
         UnsupportedStateError: the tensor is not floating, a value is not finite in float32, or negative
@@ -86,6 +115,7 @@ def encode(tensor: Tensor, signed: bool) -> tuple[NDArray[np.uint8], NDArray[np.
         (0.0, True)
     """
     array = host_view(flatten(tensor).cpu())
+    steps = grid.signed if signed else grid.positive
     codes = np.empty(array.size, dtype=np.uint8)
     scales = np.empty(scale_count(array.size), dtype=np.int16)
 
@@ -97,7 +127,7 @@ def encode(tensor: Tensor, signed: bool) -> tuple[NDArray[np.uint8], NDArray[np.
             values = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
             bits = nonzero_float32(array[values]).view(np.uint32)
             bad += kernels.encode_blocks(
-                bits, FINE_FIRST, FINE_SPLIT, signed, scratch, codes[values], scales[blocks]
+                bits, FINE_FIRST, FINE_SPLIT, signed, *steps, scratch, codes[values], scales[blocks]
             )
         return bad
 
@@ -110,7 +140,7 @@ def encode(tensor: Tensor, signed: bool) -> tuple[NDArray[np.uint8], NDArray[np.
     return codes, scales
 
 
-def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor) -> None:
+def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor, grid: Grid = EIGHT) -> None:
     """Decodes what `encode` returned into a tensor, in its dtype.
 
     Args:
@@ -118,6 +148,7 @@ def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor) -> 
         scales: int16[ceil(n / 256)].
         out: floating tensor of n elements, any shape and device; in a narrower dtype what is not zero becomes
             at least its smallest and at most its largest finite number.
+        grid: that of `encode`.
 
     Raises:
         CorruptFileError: scales do not fit the codes, or are none that `encode` writes.
@@ -133,11 +164,12 @@ def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor) -> 
     direct = target.device.type == "cpu" and target.is_contiguous()
     flat = (target if direct else torch.empty(target.shape, dtype=target.dtype)).view(-1)
     width = {2: np.uint16, 4: np.uint32, 8: np.uint64}[flat.element_size()]
+    reaches = grid.signed.reach, grid.positive.reach
     levels, decoded = host_view(level_table(flat.dtype)).view(width), host_view(flat).view(width)
 
     def work(part: slice) -> None:
         values = slice(part.start * BLOCK, part.stop * BLOCK)
-        kernels.decode_blocks(codes[values], scales[part], levels, decoded[values])
+        kernels.decode_blocks(codes[values], scales[part], levels, *reaches, decoded[values])
 
     map_threads(work, slices(scales.size, BLOCK))
     if not direct:

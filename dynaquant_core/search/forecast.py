@@ -51,6 +51,7 @@ class Forecast:
     Args:
         rises: doublings for one bold step, by ordered axis.
         gaps: doublings of each variant against the first.
+        least: what a rise never goes below; empty: the same small number everywhere.
 
     Example:
         >>> from dynaquant_core.search.quality import Quality
@@ -61,11 +62,15 @@ class Forecast:
 
     rises: tuple[float, ...]
     gaps: tuple[float, ...]
+    least: tuple[float, ...] = ()
 
     @classmethod
     def prior(cls, grid: Grid) -> Forecast:
-        """Before anything was seen: one doubling a step, variants alike."""
-        return cls((1.0,) * len(grid.shape), (0.0,) * len(grid.variants))
+        """Before anything was seen: what the space expects, else one doubling a step; variants alike."""
+        axes = (*grid.space.axes, *grid.space.refine)
+        rises = tuple(grid.space.rises.get(name, 1.0) for name in axes)
+        least = tuple(grid.space.rises.get(name, SMALLEST_RISE / 0.75) * 0.75 for name in axes)
+        return cls(rises, (0.0,) * len(grid.variants), least)
 
     def fits(self, grid: Grid) -> bool:
         """Whether this forecast is about a space of this many axes and variants."""
@@ -112,9 +117,9 @@ class Forecast:
         moved = believed + np.linalg.solve(design.T @ design + inertia, design.T @ surprise)
         axes = len(self.rises)
         gaps = moved[axes:] - moved[axes]
-        return Forecast(
-            tuple(float(max(rise, SMALLEST_RISE)) for rise in moved[:axes]), tuple(float(gap) for gap in gaps)
-        )
+        least = self.least or (SMALLEST_RISE,) * axes
+        rises = tuple(float(max(rise, low)) for rise, low in zip(moved[:axes], least, strict=True))
+        return Forecast(rises, tuple(float(gap) for gap in gaps), self.least)
 
 
 def _distance(a: Place, b: Place) -> int:

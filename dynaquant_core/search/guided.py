@@ -34,8 +34,9 @@ def search_cube(trials: Trials) -> Trial | None:
     Raises:
         EvaluationError: measuring failed.
     """
+    search = _bisect if len(trials.grid.cube_shape) == 1 else _search_variant
     for variant in trials.grid.variants:
-        _search_variant(trials, variant)
+        search(trials, variant)
     return None if trials.smallest is None else refine(trials, trials.smallest)
 
 
@@ -53,6 +54,17 @@ def refine(trials: Trials, winner: Trial) -> Trial:
                 break
             winner = trials.measure(bolder)
     return winner
+
+
+def _bisect(trials: Trials, variant: tuple[int, ...]) -> None:
+    """Finds the boldest place of a single axis that meets the goal, whatever the sizes."""
+    careful, bold = -1, trials.grid.cube_shape[0]
+    while bold - careful > 1:
+        middle = (careful + bold) // 2
+        if trials.measure(_place(trials.grid, (middle,), variant)).met:
+            careful = middle
+        else:
+            bold = middle
 
 
 def _search_variant(trials: Trials, variant: tuple[int, ...]) -> None:

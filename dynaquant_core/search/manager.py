@@ -96,7 +96,7 @@ class Manager:
         ...     space, Sized, lambda draft: Quality((1 + 0.1 / draft.config["bins"],)),
         ...     Quality((1.0,)), 0.02, "min", SearchState())
         >>> decision.config, decision.met, decision.evaluations
-        ({'bins': 8}, True, 3)
+        ({'bins': 8}, True, 2)
     """
 
     def __init__(
@@ -163,7 +163,8 @@ class Manager:
             near = paper_search(trials, last, self.radius)
             return whole_cube(trials) if near is None else Found(near)
         due = state.eager or state.since_probe + 1 >= self.probe_every
-        return from_last_best(trials, forecast, last, radius=self.radius, due=due, cube_allowed=cube_allowed)
+        radius = max(self.radius, trials.grid.space.near)
+        return from_last_best(trials, forecast, last, radius=radius, due=due, cube_allowed=cube_allowed)
 
 
 def announce(decision: Decision, threshold: float) -> None:
@@ -186,8 +187,9 @@ def _first_place(grid: Grid) -> Place:
 
 def remembered(state: SearchState, grid: Grid) -> Forecast:
     """What the last search learnt about the space; the prior where the space has changed."""
-    remembered = Forecast(state.rises, state.gaps)
-    return remembered if remembered.fits(grid) else Forecast.prior(grid)
+    prior = Forecast.prior(grid)
+    remembered = Forecast(state.rises, state.gaps, prior.least)
+    return remembered if remembered.fits(grid) else prior
 
 
 def _next_state(trials: Trials, forecast: Forecast, state: SearchState, found: Found) -> SearchState:

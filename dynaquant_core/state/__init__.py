@@ -7,14 +7,26 @@ leaf is for, `spec` and `raw` know shapes, dtypes and bits.  Nothing here knows 
 from __future__ import annotations
 
 from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.raw import empty_words, tensor_of, words_of
 from dynaquant_core.state.rebuild import leaf_names, unflatten, unpack
-from dynaquant_core.state.roles import Role, assign_roles, fits_float32, is_finite, is_quantisable, matches
+from dynaquant_core.state.roles import (
+    Kind,
+    Role,
+    assign_roles,
+    fits_float32,
+    is_finite,
+    is_quantisable,
+    matches,
+    moment_kind,
+)
 from dynaquant_core.state.spec import TensorSpec, dtype_name, dtype_of
 from dynaquant_core.state.tree import Tree, flatten, pack
 
 __all__ = [
+    "Kind",
     "Leaf",
+    "Owned",
     "Role",
     "TensorSpec",
     "Tree",
@@ -28,6 +40,8 @@ __all__ = [
     "is_quantisable",
     "leaf_names",
     "matches",
+    "moment_kind",
+    "owned_by",
     "pack",
     "tensor_of",
     "unflatten",

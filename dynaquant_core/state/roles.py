@@ -6,7 +6,7 @@ averages, by a closed table of names) and "exact" (everything else).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
@@ -17,34 +17,40 @@ from dynaquant_core.state.leaves import Leaf
 __all__ = [
     "MIN_ELEMENTS",
     "MOMENTS",
+    "MOMENT_KINDS",
+    "Kind",
     "Role",
     "assign_roles",
     "fits_float32",
     "is_finite",
     "is_quantisable",
     "matches",
+    "moment_kind",
 ]
 
 Role = Literal["weight", "moment", "exact"]
 
-#: Last component of the names of optimizer tensors that are running averages of gradients or their squares.
+Kind = Literal["first", "second", "factor", "centre"]
+
+#: Last component of the names of optimizer tensors that are running averages, and of what: of gradients or of
+#: steps ("first"), of their squares or magnitudes, never negative ("second"), rows or columns of the latter
+#: ("factor"), or of gradients whose square is taken from a second moment ("centre").
 #: Unknown ones stay exact: a scale or a counter must not be rounded.
-MOMENTS: Final = frozenset(
-    {
-        "exp_avg",  # Adam, NAdam, RAdam, Adamax, Adafactor, Lion
-        "exp_avg_diff",  # Adan
-        "exp_avg_sq",  # Adam, NAdam, RAdam, Adan
-        "exp_avg_sq_col",  # Adafactor (Hugging Face)
-        "exp_avg_sq_row",
-        "exp_inf",  # Adamax
-        "max_exp_avg_sq",  # AMSGrad
-        "momentum_buffer",  # SGD, RMSprop, Muon
-        "square_avg",  # RMSprop, Adadelta
-        "grad_avg",  # centred RMSprop
-        "acc_delta",  # Adadelta
-        "sum",  # Adagrad
-    }
-)
+MOMENT_KINDS: Final[Mapping[str, Kind]] = {
+    "exp_avg": "first",  # Adam, NAdam, RAdam, Adamax, Adafactor, Lion
+    "exp_avg_diff": "first",  # Adan
+    "exp_avg_sq": "second",  # Adam, NAdam, RAdam, Adan
+    "exp_avg_sq_col": "factor",  # Adafactor (Hugging Face)
+    "exp_avg_sq_row": "factor",
+    "exp_inf": "second",  # Adamax
+    "max_exp_avg_sq": "second",  # AMSGrad
+    "momentum_buffer": "first",  # SGD, RMSprop, Muon
+    "square_avg": "second",  # RMSprop, Adadelta
+    "grad_avg": "centre",  # centred RMSprop
+    "acc_delta": "second",  # Adadelta
+    "sum": "second",  # Adagrad
+}
+MOMENTS: Final = frozenset(MOMENT_KINDS)
 
 #: Smaller tensors cost less exact than their codebook would.
 MIN_ELEMENTS: Final = 256
@@ -67,6 +73,16 @@ def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
     """
     beside = {leaf.path[:-1] for leaf in leaves if not leaf.in_optimizer and _is_floating(leaf)}
     return {leaf.name: _role(leaf, beside) for leaf in leaves}
+
+
+def moment_kind(name: str) -> Kind | None:
+    """What a tensor averages, by the last component of its dotted name; None where the name is not known.
+
+    Example:
+        >>> moment_kind("optimizer.state.head.weight.exp_avg_sq"), moment_kind("m")
+        ('second', None)
+    """
+    return MOMENT_KINDS.get(name.rpartition(".")[2].partition("~")[0])
 
 
 def _role(leaf: Leaf, beside: set[tuple[str | int, ...]]) -> Role:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.quantize.layers import layer_type, layer_types
+from dynaquant_core.state import Owned
+from dynaquant_core.store.fisher import Fisher
 
 __all__ = ["hints_for", "match_names"]
 
@@ -26,6 +28,7 @@ def hints_for(
     roles: Mapping[str, str],
     gradients: Mapping[str, Tensor] | None,
     model: Any | None,
+    owned: Mapping[str, Owned] | None = None,
 ) -> Hints:
     """The hints of one save.
 
@@ -34,6 +37,7 @@ def hints_for(
         roles: role of every tensor of the state.
         gradients: EMA of the gradient by parameter name, or None.
         model: a module, or name -> module, for layer types; None: types by tensor name and shape.
+        owned: what an optimizer holds of each weight.
 
     Raises:
         ConfigError: ``gradients`` is no mapping.
@@ -44,6 +48,7 @@ def hints_for(
     owners = match_names(tensors, {name: tuple(value.shape) for name, value in known.items()})
     return Hints(
         gradients={name: known[owner] for name, owner in owners.items()},
+        fisher=Fisher(owned or {}),
         layer_types=_types(tensors, model),
         roles=roles,
     )

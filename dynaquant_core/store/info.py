@@ -81,11 +81,21 @@ class CheckpointInfo:
         """raw_bytes / stored_bytes."""
         return self.raw_bytes / self.stored_bytes if self.stored_bytes else 0.0
 
+    @property
+    def stale(self) -> float | None:
+        """Share of the movement since the last restore that this checkpoint does not hold; None: not known.
+
+        Estimated when it was saved; what a restore costs grows with it (docs/restoring.md).
+        """
+        lost = self.report.get("movement_lost")
+        stale = lost.get("stale") if isinstance(lost, Mapping) else None
+        return float(stale) if isinstance(stale, (int, float)) and not isinstance(stale, bool) else None
+
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready data, the ratio included and the search's state left out."""
+        """JSON-ready data, ratio and stale included and the search's state left out."""
         data = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
         as_dict = getattr(self.config, "as_dict", None)
         data["config"] = as_dict() if as_dict else self.config
         data["skipped"] = [item.as_dict() for item in self.skipped]
         data["exact"] = list(self.exact)
-        return data | {"ratio": self.ratio}
+        return data | {"ratio": self.ratio, "stale": self.stale}

@@ -7,17 +7,17 @@ policy.  "exact": everything else, and whatever a pattern of ``exact=`` names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from dynaquant_core.config import require
-from dynaquant_core.methods.base import Method, Reference
+from dynaquant_core.methods.base import Method, Reference, TakesVectors
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.moments import moments_method
 from dynaquant_core.methods.registry import resolve_method
-from dynaquant_core.state import Leaf, Role, TensorSpec, Tree, assign_roles, matches
+from dynaquant_core.state import Leaf, Owned, Role, TensorSpec, Tree, assign_roles, matches, owned_by
 from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
 from dynaquant_core.threads import map_threads
 
@@ -59,12 +59,14 @@ class Division:
         methods: part -> the method that writes it.
         refused: names of matrices and larger that the method owns by role and does not take (not finite,
             too small, of another dtype); they are in "exact".
+        owned: what an optimizer holds of each weight that it trains.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     roles: Mapping[str, Role]
     methods: Mapping[str, Method]
     refused: tuple[str, ...]
+    owned: Mapping[str, Owned] = field(default_factory=dict)
 
     def part_of(self) -> dict[str, str]:
         """Name -> part."""
@@ -77,6 +79,7 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
     methods = {"weights": method, "moments": settings.moments, "exact": Exact()}
     found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     refused: list[str] = []
+    owned = owned_by(tree.leaves, [name for name, role in roles.items() if role == "weight"])
 
     def owner_of(leaf: Leaf) -> str | None:
         if leaf.source == "data" or matches(leaf.name, settings.exact):
@@ -86,14 +89,22 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
     def part_of(leaf: Leaf) -> str:
         """Whether a tensor is taken may need a look at every value."""
         owner = owner_of(leaf)
-        return owner if owner is not None and methods[owner].accepts(leaf.tensor) else "exact"
+        return owner if owner is not None and _takes(methods[owner], leaf, owned) else "exact"
 
     for leaf, part in zip(tree.leaves, map_threads(part_of, tree.leaves), strict=True):
         if part == "exact" and leaf.tensor.dim() > 1 and owner_of(leaf) == "weights":
             refused.append(leaf.name)
         found[part][leaf.name] = leaf.tensor
     tensors = {part: members for part, members in found.items() if members}
-    return Division(tensors, roles, methods, tuple(refused))
+    return Division(tensors, roles, methods, tuple(refused), owned)
+
+
+def _takes(method: Method, leaf: Leaf, owned: Mapping[str, Owned]) -> bool:
+    """Whether a method takes a tensor; of one dimension only what an optimizer trains."""
+    vector = leaf.tensor.dim() == 1 and leaf.name in owned and isinstance(method, TakesVectors)
+    if vector and isinstance(method, TakesVectors):
+        return method.accepts_vector(leaf.tensor)
+    return method.accepts(leaf.tensor)
 
 
 def _owner(role: str, method: Method, settings: Settings) -> str | None:

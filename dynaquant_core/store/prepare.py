@@ -37,8 +37,21 @@ class Prepared:
     division: Division
     hints: Hints
 
-    def saving(self, base: Base | None, write: Callable[[Sealed], CheckpointInfo] | None) -> Saving:
-        """Begins the save; see `saving.Saving`."""
+    def saving(
+        self,
+        base: Base | None,
+        write: Callable[[Sealed], CheckpointInfo] | None,
+        last: Base | None = None,
+    ) -> Saving:
+        """Begins the save; see `saving.Saving`.
+
+        Args:
+            base: what a delta would be written against.
+            write: how it is committed.
+            last: the run's last checkpoint, where a method may want to know it though a key is due.
+        """
+        before = base or last
+        self.hints.before = None if before is None else before.reference("weights", self.division)
         return Saving(self.step, self.tree, self.division, self.hints, base, write)
 
 
@@ -60,5 +73,5 @@ def prepare(
     require(type(step) is int and 0 <= step < LIMIT, f"step must be a whole number >= 0, got {step!r}.")
     tree = flatten(state)
     division = divide(tree, settings, method_for_config(config, settings.weights))
-    hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model)
+    hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints)

@@ -18,6 +18,7 @@ from torch import Tensor
 from dynaquant_core.errors import ConfigError, SaveError
 from dynaquant_core.format import FileWriter, TensorEntry
 from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream
+from dynaquant_core.methods.moments import least_bytes
 from dynaquant_core.state import TensorSpec, Tree
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import BaseLink, PartMeta
@@ -29,10 +30,8 @@ __all__ = ["Saving", "Sealed"]
 #: whose predecessor was, and it is not even sized.
 CLEARLY_SMALLER = 0.5
 
-#: For the estimate of a file: bytes of index a tensor, of a quantised moment a value, and what lossless
-#: coding leaves of floating values.
+#: For the estimate of a file: bytes of index a tensor, and what lossless coding leaves of floating values.
 INDEX_BYTES = 60
-CODE_BYTES = 0.7
 EXACT_SHARE = 0.8
 
 
@@ -197,8 +196,9 @@ class Sealed:
         return int(weights + others) + INDEX_BYTES * (len(self.entries) + 8)
 
     def _rough_bytes(self, entry: TensorEntry) -> float:
-        if self.parts[entry.part].method != "exact":
-            return CODE_BYTES * entry.spec.numel
+        method = self.parts[entry.part].method
+        if method != "exact":
+            return least_bytes(method) * entry.spec.numel
         return 0 if self.base else EXACT_SHARE * entry.spec.nbytes  # what did not change costs nothing
 
     def encode(self, writer: FileWriter) -> dict[str, HeldPart]:

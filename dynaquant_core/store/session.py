@@ -34,12 +34,14 @@ class Session:
 
     Attributes:
         loaded: the checkpoint last saved or loaded through this object.
+        last: what a reader holds after it, also where no delta may be written against it.
     """
 
     def __init__(
         self, folder: Path, catalogue: Catalogue, reader: Reader, writer: Writer, max_chain: int
     ) -> None:
         self.loaded: CheckpointInfo | None = None
+        self.last: Base | None = None
         self._folder = folder
         self._catalogue = catalogue
         self._reader = reader
@@ -54,7 +56,7 @@ class Session:
     def remember(self, info: CheckpointInfo, base: Base | None) -> None:
         """Tells that a checkpoint was loaded; the next save may build on ``base``."""
         with self._guard:
-            self.loaded, self._base = info, base
+            self.loaded, self._base, self.last = info, base, base or self.last
             self._known = self._restored = True
 
     def prepare(self, division: Division) -> Base | None:
@@ -74,6 +76,7 @@ class Session:
         """Writes a sealed save (see `Writer.commit`), one at a time."""
         with self.writing():
             self.loaded, self._base = self._writer.commit(sealed)
+            self.last = self._base
             return self.loaded
 
     @contextmanager
@@ -96,7 +99,7 @@ class Session:
     def close(self) -> None:
         """Waits for a write that is under way and lets go of the lock and the base."""
         with self._guard:
-            self._base = None
+            self._base = self.last = None
             self._lock.release()
 
     def _take_lock(self) -> None:

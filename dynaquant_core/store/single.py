@@ -48,7 +48,7 @@ def begin_file(
     tree = flatten(state)
     settings = Settings.of(method, moments, exact)
     division = divide(tree, settings, method_for_config(config, settings.weights))
-    hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model)
+    hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
 
     def write(sealed: Sealed) -> CheckpointInfo:
         require_space(path.parent, sealed.most, sealed.estimate)

@@ -50,7 +50,7 @@ class CheckpointStore:
     Args:
         path: the folder; made at the first save.
         method: name, mapping with a "name" and options, or method object; None: the project's default.
-        moments: policy for optimizer moments, "8bit" or "exact".
+        moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns of tensors kept bit for bit (fnmatch on the dotted name or on any parent).
         max_chain: deltas written in a row after each key checkpoint; 0: keys only.
         keep_last, keep_every, keep_within: what stays (see `retention.Policy`).  A checkpoint that another
@@ -165,7 +165,7 @@ class CheckpointStore:
         prepared = prepare(self._settings, step, state, gradients=gradients, model=model, config=config)
         base = self._session.prepare(prepared.division)
         self._tell(prepared.division)
-        return prepared.saving(base, self._session.commit)
+        return prepared.saving(base, self._session.commit, self._session.last)
 
     def _tell(self, division: Division) -> None:
         """Logs, once a tensor, which large floating tensors of the model the method does not take."""

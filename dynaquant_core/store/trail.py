@@ -116,7 +116,8 @@ class Trail:
             UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
         """
         prepared = prepare(self._settings, step, state, gradients=gradients, model=model)
-        return prepared.saving(self._base_for(prepared.division, like), None)
+        last = self._base
+        return prepared.saving(self._base_for(prepared.division, like), None, last)
 
     def commit(self, sealed: Sealed, folder: Path) -> tuple[CheckpointInfo, BaseLink]:
         """Puts what ``sealed`` builds on into ``folder`` and writes it there; files there stay.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.training.evaluation import Evaluation
+from dynaquant_core.training.movement import Movement, Start
 from dynaquant_core.training.trial import Trial
 
 __all__ = ["Choice", "Chooser", "Drafting", "Promise", "Question", "Verdict", "search_alone"]
@@ -100,6 +101,7 @@ class Question:
         promise: what to keep.
         manager: of the search.
         state: of the last search.
+        movement: notes what candidates lose of it, where that can be known.
     """
 
     saving: Drafting
@@ -107,6 +109,11 @@ class Question:
     promise: Promise
     manager: Manager
     state: SearchState
+    movement: Movement | None = None
+
+    def decoded(self, draft: Draft) -> Iterable[tuple[str, Tensor]]:
+        """What a reader would get of a candidate, noted in passing."""
+        return draft.decoded if self.movement is None else self.movement.followed(draft)
 
 
 def search_alone(question: Question) -> Verdict:
@@ -121,7 +128,7 @@ def search_alone(question: Question) -> Verdict:
         decision = question.manager.choose(
             question.saving.space,
             question.draft,
-            lambda draft: trial.measure(draft.decoded),
+            lambda draft: trial.measure(question.decoded(draft)),
             reference,
             promise.threshold,
             promise.mode,
@@ -139,10 +146,13 @@ class Chooser:
 
     Attributes:
         state: of the search; put a restored one here.
+        start: weights that this life began from; None: what a checkpoint loses of the movement since then is
+            not recorded.
     """
 
     def __init__(self, promise: Promise | None, manager: Manager) -> None:
         self.state = SearchState()
+        self.start: Start | None = None
         self._promise = promise
         self._manager = manager
         self._said = False
@@ -159,17 +169,19 @@ class Chooser:
         if self._promise is None:
             return self._default(saving)
         started = time.perf_counter()
-        drafts = _Timed(saving.draft)
-        question = Question(saving, drafts, self._promise, self._manager, self.state)
+        movement = None if self.start is None else Movement(self.start, saving.live)
+        drafts = _Timed(saving.draft, movement)
+        question = Question(saving, drafts, self._promise, self._manager, self.state, movement)
         try:
             verdict = search(question)
         except EvaluationError as error:
             return self._exact(saving, error, time.perf_counter() - started)
         self.state = verdict.state
         making = drafts.seconds(verdict.draft)
+        lost = movement and movement.lost(verdict.draft)
         return Choice(
             verdict.draft,
-            verdict.report,
+            verdict.report | ({"movement_lost": lost} if lost else {}),
             search_seconds=time.perf_counter() - started - making,
             draft_seconds=making,
         )
@@ -194,14 +206,17 @@ class Chooser:
 class _Timed:
     """Makes drafts and remembers how long each of the living ones took."""
 
-    def __init__(self, make: Callable[[Any], Draft]) -> None:
+    def __init__(self, make: Callable[[Any], Draft], movement: Movement | None) -> None:
         self._make = make
+        self._movement = movement
         self._seconds: dict[int, float] = {}
 
     def __call__(self, config: Any) -> Draft:
         started = time.perf_counter()
         draft = self._make(config)
         self._seconds[id(draft)] = time.perf_counter() - started
+        if self._movement is not None:
+            self._movement.forget(draft)
         return draft
 
     def seconds(self, draft: Draft) -> float:

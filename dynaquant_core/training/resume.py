@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dynaquant_core.errors import ConfigError, EmptyStoreError, StateMismatchError
@@ -69,12 +69,15 @@ def _completed(tree: Any) -> int:
 
 
 def search_state(info: CheckpointInfo | None) -> SearchState:
-    """What the search recorded; a new search where there is no record, or one of another version."""
+    """What the search recorded; a new search where there is no record, or one of another version.
+
+    After a restore little has moved yet, so something bolder is tried at the next checkpoint (ours).
+    """
     recorded = None if info is None else info.report.get("search_state")
     if recorded is None:
         return SearchState()
     try:
-        return SearchState.from_dict(recorded)
+        return replace(SearchState.from_dict(recorded), eager=True)
     except ConfigError as error:
         logger.warning("the search begins anew: %s", error)
         return SearchState()

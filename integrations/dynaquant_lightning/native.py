@@ -10,7 +10,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
-from dynaquant_lightning.tree import from_tree
+from dynaquant_lightning.tree import from_tree, is_half
 
 __all__ = ["export", "importer"]
 
@@ -26,15 +26,15 @@ def export(tree: Any, path: str | os.PathLike[str]) -> None:
         StateMismatchError: it is not what a Lightning Trainer saved.
         StorageError: the system refused.
     """
+    if is_half(tree):
+        raise StateMismatchError(
+            "what Lightning keeps beside the compressed files is missing; export the checkpoint's "
+            "own folder, the one with dynaquant.json."
+        )
     checkpoint = from_tree(tree)
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint:
         raise StateMismatchError(
             "this is not what a Lightning Trainer saves (it has no 'state_dict'); export it with --to pt."
-        )
-    if checkpoint.get("loops", {}) is None:
-        raise StateMismatchError(
-            "what Lightning keeps beside the compressed files is missing; export the checkpoint's "
-            "own folder, the one with dynaquant.json."
         )
     try:
         TorchCheckpointIO().save_checkpoint(dict(checkpoint), os.fspath(path))

@@ -1,9 +1,4 @@
-"""A framework's checkpoint as the tree that is compressed, and back.
-
-A delta needs the same tensors as its base.  What a checkpoint holds besides weights and moments changes
-from one to the next (the best k paths with their scores, a sampler's position), so it is put where plugins
-keep what a tree cannot hold: beside it, as the framework itself would write it.
-"""
+"""A framework's checkpoint as the tree that is compressed, and back."""
 
 from __future__ import annotations
 
@@ -12,45 +7,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-__all__ = ["from_tree", "has_moments", "to_tree"]
+__all__ = ["from_tree", "has_moments", "is_half", "to_tree"]
 
 #: The name under which a checkpoint was saved; a second name for it is a copy of its folder.
 SAVED_AS = "dynaquant_saved_as"
 
-SCALARS = (str, int, float, bool, type(None))
+#: A tree cannot hold this key: what lies under it is kept beside the compressed files, with everything else
+#: that they cannot hold, and is missing where that was not read.
+BESIDE = None
 
 
 def to_tree(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The checkpoint with everything that is neither a number nor a state with matrices set apart.
+    """The checkpoint, and where it is saved.
 
     Args:
         checkpoint: what the framework hands out; its tensors are not copied.
         path: where it is saved, as the framework spells it.
 
     Example:
-        >>> to_tree({"epoch": 3, "callbacks": {"best": [1.5]}}, "a.ckpt")
-        {'epoch': 3, 'callbacks': {None: {'best': [1.5]}}, 'dynaquant_saved_as': 'a.ckpt'}
+        >>> to_tree({"epoch": 3}, "a.ckpt")
+        {'epoch': 3, 'dynaquant_saved_as': {None: 'a.ckpt'}}
     """
-    tree = {key: value if _stays(value) else {None: value} for key, value in checkpoint.items()}
-    return {**tree, SAVED_AS: path}
+    return {**checkpoint, SAVED_AS: {BESIDE: path}}
+
+
+def is_half(tree: Any) -> bool:
+    """Whether ``tree`` is of the compressed files alone, without what was kept beside them.
+
+    Example:
+        >>> is_half({"epoch": 3, "dynaquant_saved_as": None})
+        True
+    """
+    return isinstance(tree, Mapping) and tree.get(SAVED_AS, {}) is None
 
 
 def from_tree(tree: Any, path: Path | None = None) -> Any:
     """What `to_tree` was given.
 
     Args:
-        tree: as loaded; other trees are returned as they are.
+        tree: as loaded, not half of it; other trees are returned as they are.
         path: the folder it was loaded from, where that is known: a ModelCheckpoint's "last" may be a copy of
             one of its best, and its state then says so.
     """
     if not isinstance(tree, Mapping) or SAVED_AS not in tree:
         return tree
-    checkpoint = {key: _together(value) for key, value in tree.items() if key != SAVED_AS}
-    if path is not None and path.name != Path(tree[SAVED_AS]).name:
+    checkpoint = {key: value for key, value in tree.items() if key != SAVED_AS}
+    saved_as = tree[SAVED_AS][BESIDE]
+    if path is not None and path.name != Path(saved_as).name:
         for state in _mappings(checkpoint.get("callbacks")):
-            _call_last(state, path, tree[SAVED_AS])
+            _call_last(state, path, saved_as)
     return checkpoint
 
 
@@ -62,23 +67,6 @@ def has_moments(checkpoint: Mapping[str, Any]) -> bool:
 def _optimizers(value: Any) -> list[Mapping[str, Any]]:
     candidates = value if isinstance(value, (list, tuple)) else [value]
     return [one for one in candidates if isinstance(one, Mapping) and "param_groups" in one]
-
-
-def _stays(value: Any) -> bool:
-    """Numbers, texts, and whatever holds a matrix or an optimizer's state."""
-    return isinstance(value, SCALARS) or _holds_matrix(value)
-
-
-def _holds_matrix(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.is_floating_point() and value.dim() > 1
-    if isinstance(value, Mapping):
-        return "param_groups" in value or any(map(_holds_matrix, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(_holds_matrix, value))
-
-
-def _together(value: Any) -> Any:
-    return value[None] if isinstance(value, dict) and list(value) == [None] else value
 
 
 def _mappings(states: Any) -> list[dict[str, Any]]:

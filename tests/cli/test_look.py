@@ -9,7 +9,8 @@ import torch
 
 from dynaquant_core.cli.diff import Movement, movement
 from dynaquant_core.cli.output import plain, share, size, times
-from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store import CheckpointInfo, CheckpointStore
+from dynaquant_core.training.checkpointer import Checkpointer
 from tests.cli.words import Shell, checkpoint_files
 
 
@@ -36,6 +37,34 @@ def test_log_json_agrees_with_the_files(shell: Shell, looked_at: Path) -> None:
     for entry in told:
         assert sum(part["stored_bytes"] for part in entry["parts"].values()) == entry["stored_bytes"]
         assert entry["ratio"] == pytest.approx(entry["raw_bytes"] / entry["stored_bytes"])
+
+
+def test_log_has_a_column_of_stale_only_where_one_is_known(
+    shell: Shell, looked_at: Path, tmp_path: Path
+) -> None:
+    assert "stale" not in shell("log", looked_at).out
+    assert {entry["stale"] for entry in shell("log", looked_at, "--json").json()["checkpoints"]} == {None}
+    model = torch.nn.Linear(32, 32)
+    quality = [1.0]
+    with Checkpointer(tmp_path, model, evaluate=lambda: quality) as checkpointer:
+        checkpointer.save()  # nothing has moved: there is no share of it
+        with torch.no_grad():
+            model.weight += 1.0
+        checkpointer.step()
+        checkpointer.save()
+    known = [entry["stale"] for entry in shell("log", tmp_path, "--json").json()["checkpoints"]]
+    assert known[0] is None
+    assert abs(known[1]) < 1.0
+    outcome = shell("log", tmp_path)
+    assert "stale" in outcome.out
+    assert f"{100 * known[1]:.2f}%" in outcome.out
+    assert f"{100 * known[1]:.2f}%" in shell("show", tmp_path).out
+
+
+@pytest.mark.parametrize("lost", ["much", 3, {"stale": "much"}, {"stale": True}, {}, None])
+def test_a_record_of_stale_that_is_none_is_left_out(lost: object) -> None:
+    base = CheckpointInfo(1, 1, "key", None, "exact", {}, 1, 1, {}, report={"movement_lost": lost})
+    assert base.stale is None
 
 
 def test_log_says_what_was_passed_over(shell: Shell, store: Path) -> None:

@@ -17,10 +17,15 @@ from dynaquant_core.experiments.config import expand, load_experiment, shipped_c
     [
         ("stesp=3", r"unknown key 'stesp'; did you mean 'steps'\?"),
         ("model.layer=3", r"model: unknown key 'layer'; did you mean 'layers'\?"),
-        ("model.name=gpt9", r"model: there is no 'gpt9'; known: 'char_gpt', 'resnet'"),
+        ("model.name=gpt9", r"model: there is no 'gpt9'; known: 'char_gpt', 'resnet', 'vit'"),
         ("model.heads=5", r"model: width 32 is not a multiple of heads 5"),
         ("model={name: resnet, widths: [8, 8], depths: [1]}", r"model: 1 depths for 2 widths"),
         ("model=3", r"model: expected a mapping"),
+        ("model={name: vit, patch: 5}", r"model: patch 5 does not divide the 32 pixels"),
+        ("model={name: vit, width: 30, heads: 4}", r"model: width 30 is not a multiple of heads 4"),
+        ("restores=magic", r"restores: expected 'kill' or 'swap', got 'magic'"),
+        ("grid=[{threshold: [0.1]}, {threshold: 0.1}]", r"grid: 'threshold' needs a list of values"),
+        ("grid=[]", r"grid: expected a mapping from dotted keys"),
         ("steps='3'", r"steps: expected a valid integer, got '3'"),
         ("seed=true", r"seed: expected a valid integer, got True"),
         ("steps=0", r"steps: expected greater than or equal to 1, got 0"),
@@ -87,7 +92,13 @@ def test_a_name_that_does_not_exist_gets_the_nearest_one(workplace: Path) -> Non
 
 
 def test_settings_survive_the_way_through_json(tiny: dict[str, Any]) -> None:
-    for extra in ({}, {"seeds": [1, 2]}, {"failures": {"at": [15]}}, {"grid": {"threshold": [0.1]}}):
+    for extra in (
+        {},
+        {"seeds": [1, 2]},
+        {"failures": {"at": [15]}},
+        {"grid": {"threshold": [0.1]}},
+        {"grid": [{"failures": [1]}]},
+    ):
         experiment = validate(tiny | extra, "tiny")
         assert validate(experiment.as_dict(), "again") == experiment
 
@@ -98,6 +109,22 @@ def test_the_grid_is_every_combination_with_every_seed(tiny: dict[str, Any]) -> 
     found = [(run.threshold, run.method["coder"], run.seed) for run in runs]
     assert found == [(t, c, s) for t in (0.05, 0.01) for c in ("auto", "paper") for s in (3, 4)]
     assert all(run.grid == {} and run.seeds is None for run in runs)
+
+
+def test_the_grid_crosses_methods_failures_and_seeds(tiny: dict[str, Any]) -> None:
+    paper = {"name": "dynaquant", "profile": "paper"}
+    grid = {"method": ["dynaquant", paper], "failures": [0, {"at": [15, 25]}], "seed": [3, 4]}
+    runs = expand(validate(tiny | {"grid": grid}, "tiny"))
+    found = [(run.method, run.failures, run.seed) for run in runs]
+    assert found == [(m, f, s) for m in ("dynaquant", paper) for f in (0, {"at": [15, 25]}) for s in (3, 4)]
+
+
+def test_a_list_of_grids_is_one_after_the_other_without_repeats(tiny: dict[str, Any]) -> None:
+    grid = [{"method": ["dynaquant", "exact"], "failures": [0, 1]}, {"method": ["exact"], "failures": [1, 2]}]
+    runs = expand(validate(tiny | {"grid": grid, "seeds": [0, 1]}, "tiny"))
+    found = [(run.method, run.failures) for run in runs if run.seed == 1]
+    assert found == [("dynaquant", 0), ("dynaquant", 1), ("exact", 0), ("exact", 1), ("exact", 2)]
+    assert len(runs) == 2 * len(found)
 
 
 def test_a_bad_point_of_the_grid_is_found_before_anything_runs(tiny: dict[str, Any]) -> None:
@@ -128,5 +155,19 @@ def test_shipped_configs_are_valid_and_keep_their_promises() -> None:
 
 
 def test_shipped_configs_are_plain_yaml() -> None:
-    for path in shipped_configs().values():
-        assert yaml.safe_load(path.read_text(encoding="utf-8"))["name"] == path.stem
+    for name, path in shipped_configs().items():
+        assert yaml.safe_load(path.read_text(encoding="utf-8"))["name"] == name.replace("/", "_")
+
+
+@pytest.mark.parametrize("model", ["gpt", "resnet", "vit"])
+@pytest.mark.parametrize(("name", "interval"), [("10", 0.1), ("2", 0.02)])
+def test_the_restore_configs_cover_what_they_promise(model: str, name: str, interval: float) -> None:
+    runs = expand(load_experiment(f"restore/{model}_{name}"))
+    paper = {"name": "dynaquant", "profile": "paper"}
+    for method in ("lattice", "dynaquant", paper):
+        found = {(run.threshold, run.failures, run.seed) for run in runs if run.method == method}
+        assert found == {(t, k, s) for t in (0.01, 0.05) for k in (0, 1, 5, 10) for s in (0, 1, 2)}
+    control = {(run.failures, run.seed) for run in runs if run.method == "exact"}
+    assert control == {(k, s) for k in (1, 5, 10) for s in (0, 1, 2)}
+    assert {(run.restores, run.moments) for run in runs} == {("swap", "exact")}
+    assert all(abs(run.checkpoint_every / run.steps - interval) <= 0.1 * interval for run in runs)

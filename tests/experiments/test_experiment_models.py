@@ -22,6 +22,7 @@ from dynaquant_core.experiments.trainer import Trainer
     [
         ("gpt_shakespeare", 65, 3.1e6, 3.3e6),
         ("resnet_cifar", 10, 1.1e6, 1.3e6),
+        ("vit_cifar", 10, 0.9e6, 1.1e6),
         ("quickstart", 96, 0.4e6, 0.8e6),
     ],
 )

@@ -16,9 +16,16 @@ from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.report import summary, write_report
 from dynaquant_core.experiments.report.plots import PLOTS, draw
+from dynaquant_core.experiments.restores import lost_training
 from dynaquant_core.experiments.results import Results, run_entry
 
-BASELINE = Baseline(final=2.0, parts={10: 3.0, 20: 2.5, 30: 2.2, 40: 2.0}, curve=[(10, 3.0), (40, 2.0)])
+BASELINE = Baseline(
+    final=2.0,
+    parts={10: 3.0, 20: 2.5, 30: 2.2, 40: 2.0},
+    curve=[(10, 3.0), (40, 2.0)],
+    train=2.0,
+    digest="aa",
+)
 
 
 def checkpoint(step: int, weight: int, moment: int, met: bool = True) -> dict[str, Any]:
@@ -64,7 +71,8 @@ def diary(*probes: tuple[int, float], final: float = 2.1) -> list[dict[str, Any]
         *({"event": "probe", "step": step, "value": value} for step, value in probes),
         {"event": "loss", "step": 20, "loss": 2.5, "seconds": 2.0},
         checkpoint(20, 50, 400, met=False),
-        {"event": "final", "step": 40, "value": final},
+        *({"event": "loss", "step": step, "loss": 2.2, "seconds": 3.0} for step in range(31, 41)),
+        {"event": "final", "step": 40, "value": final, "weights_digest": "bb", "parameters": 250},
     ]
 
 
@@ -108,10 +116,53 @@ def test_rework_is_counted_to_the_first_probe_that_is_back(
     assert restore["rework_intervals"] == (None if steps is None else steps / 10)
 
 
+def test_a_restore_is_charged_with_what_its_checkpoint_did_not_hold(tiny: dict[str, Any]) -> None:
+    found = entry(tiny, diary())
+    (restore,) = found["restores"]
+    assert restore["movement_lost"] == {"stale": 0.1, "noise": 0.2, "er": None}
+    assert restore["span"] == 10 / 40  # from the start to the checkpoint at 10, of 40 steps
+    assert found["stale_times_interval"] == pytest.approx(0.1 * 10 / 40)
+
+
+def test_a_second_restore_is_charged_from_the_first_on_with_the_checkpoint_written_last() -> None:
+    restores = [
+        {"span": 0.25, "movement_lost": {"stale": 0.4}},
+        {"span": 0.5, "movement_lost": {"stale": 0.1}},
+        {"span": 0.0, "movement_lost": None},  # back to the same checkpoint again: nothing was made since
+    ]
+    assert lost_training(restores) == pytest.approx(0.15)
+    assert lost_training([]) == 0.0
+    assert lost_training([{"span": 0.5, "movement_lost": {"stale": None}}]) is None
+
+
+def test_a_step_saved_again_counts_as_it_was_written_last(tiny: dict[str, Any]) -> None:
+    again = checkpoint(20, 50, 400) | {"movement_lost": {"stale": 0.5, "noise": 0.0, "er": None}}
+    events = [
+        *diary()[:-12],
+        checkpoint(20, 50, 400),
+        {"event": "start", "restored": 10},
+        again,
+        {"event": "start", "restored": 20},
+        {"event": "final", "step": 40, "value": 2.0, "weights_digest": "bb", "parameters": 250},
+    ]
+    last = entry(tiny, events)["restores"][-1]
+    assert (last["movement_lost"]["stale"], last["span"]) == (0.5, 10 / 40)
+
+
+def test_training_loss_is_that_of_the_last_interval_as_taken_last(tiny: dict[str, Any]) -> None:
+    events = diary()
+    events.insert(4, {"event": "loss", "step": 35, "loss": 99.0, "seconds": 3.0})  # of an earlier life
+    final = entry(tiny, events)["final"]
+    assert final["train_loss"] == pytest.approx(2.2)
+    assert final["train_baseline"] == 2.0
+    assert final["train_relative_degradation"] == pytest.approx(0.1)
+    assert (final["weights_digest"], final["same_bits"]) == ("bb", False)
+
+
 def test_overhead_is_the_share_of_all_training_time(tiny: dict[str, Any]) -> None:
     found = entry(tiny, diary())
-    assert found["training_seconds"] == 5.0  # 3 before the kill, 2 after
-    assert found["overhead"]["search"] == pytest.approx(0.6 / 5)
+    assert found["training_seconds"] == 6.0  # 3 before the kill, 3 after
+    assert found["overhead"]["search"] == pytest.approx(0.6 / 6)
     assert set(found["overhead"]) == {"collector", "held", "search", "draft", "encode", "commit"}
 
 
@@ -145,12 +196,21 @@ def test_the_page_needs_no_other_file(results: Results) -> None:
     write_report(results)
     text = (results.path.parent / "report.html").read_text(encoding="utf-8")
     images = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
-    assert len(images) == len(PLOTS)
+    assert len(images) == len(PLOTS) + 1  # and the price of restores
     assert all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
     assert len(re.findall(r"(?:src|href)=", text)) == len(images)
     assert "&lt;x&gt;" in text
     written = sorted(path.name for path in (results.path.parent / "plots").iterdir())
-    assert written == sorted(f"run-0-{name}.png" for name in PLOTS)
+    assert written == sorted(["price.png", *(f"run-0-{name}.png" for name in PLOTS)])
+    assert "The price of a restore" in text
+
+
+def test_without_a_restore_there_is_no_price(results: Results) -> None:
+    pytest.importorskip("matplotlib")
+    results.data["runs"][0] |= {"restores": [], "failures": [], "stale_times_interval": 0.0}
+    write_report(results)
+    assert "The price of a restore" not in (results.path.parent / "report.html").read_text(encoding="utf-8")
+    assert not (results.path.parent / "plots" / "price.png").exists()
 
 
 def test_a_run_without_failures_or_configurations_is_drawn_too(tiny: dict[str, Any]) -> None:

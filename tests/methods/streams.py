@@ -1,8 +1,11 @@
-"""A table of streams in memory: what a file's source offers a decoder, without the file."""
+"""Streams in memory: what a file's source offers a decoder, without the file, and the way there and back."""
 
 from __future__ import annotations
 
+import torch
+
 from dynaquant_core.errors import CorruptFileError
+from dynaquant_core.methods.base import Hints
 from dynaquant_core.state.spec import TensorSpec
 
 
@@ -26,3 +29,21 @@ class StreamTable:
     @property
     def nbytes(self):
         return sum(len(payload) for _, payload in self.rows.values())
+
+
+def store(method, state, ref, config, hints=None):
+    """Drafts, encodes and decodes; returns (draft's view, writer's reference, reader's, table of streams)."""
+    draft = method.draft(state, ref, config, hints or Hints())
+    seen = {name: tensor.clone() for name, tensor in draft.decoded}
+    streams, held = draft.encode()
+    table = StreamTable(streams, state)
+    read = method.decode(table, ref)
+    return seen, held, read, table
+
+
+def assert_same(left, right):
+    """Two states have the same names in the same order, dtypes and values."""
+    assert list(left) == list(right)
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype
+        assert torch.equal(tensor, right[name]), name

@@ -16,7 +16,7 @@ from dynaquant_core.errors import ConfigError, CorruptFileError
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant import DynaQuant
 from tests.methods.conftest import layers, trained
-from tests.methods.streams import StreamTable
+from tests.methods.streams import StreamTable, assert_same, store
 
 CONFIGS = [
     dq.Config(),
@@ -26,23 +26,6 @@ CONFIGS = [
     dq.Config(bins="bf16"),
     dq.Config(bins="exact"),
 ]
-
-
-def store(method, state, ref, config, hints=None):
-    """Drafts, encodes and decodes; returns (draft's view, reader's reference, bytes)."""
-    draft = method.draft(state, ref, config, hints or Hints())
-    seen = {name: tensor.clone() for name, tensor in draft.decoded}
-    streams, held = draft.encode()
-    table = StreamTable(streams, state)
-    read = method.decode(table, ref)
-    return seen, held, read, table
-
-
-def assert_same(left, right):
-    assert list(left) == list(right)
-    for name, tensor in left.items():
-        assert tensor.dtype == right[name].dtype
-        assert torch.equal(tensor, right[name]), name
 
 
 @pytest.mark.parametrize(

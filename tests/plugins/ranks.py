@@ -126,6 +126,11 @@ class Rank:
         self.train(120)
         return self.search(self.losses, 6)
 
+    def many(self) -> list[dict[str, Any]]:
+        """As `shared`, but only the first rank searches alone as well: the processors are few."""
+        self.train(120)
+        return self.search(self.losses, 6, alone=self.rank == 0)
+
     def reduced(self) -> list[dict[str, Any]]:
         """Every rank evaluates images of its own, and the values are averaged over the ranks."""
 

@@ -97,14 +97,25 @@ def test_the_first_search_takes_each_rank_fewer_measurements(job: tuple[int, Fou
     assert most <= records[0]["alone"]["calls"] * {2: 0.8, 4: 0.7}[ranks]
 
 
-def test_in_steady_state_a_round_holds_the_reference_and_the_last_best(job: tuple[int, Found]) -> None:
-    _, found = job
-    steady = [
-        number for number, save in enumerate(found["shared"][0]["saves"]) if save["alone"]["calls"] == 2
-    ]
+def one_round_in_steady_state(found: list[dict[str, Any]]) -> None:
+    """Where a lone search measures the reference and one candidate, no rank measures more than one thing."""
+    steady = [number for number, save in enumerate(found[0]["saves"]) if save["alone"]["calls"] == 2]
     assert len(steady) > 2
     for number in steady:
-        assert max(rank["saves"][number]["together"]["calls"] for rank in found["shared"]) == 1
+        assert max(rank["saves"][number]["together"]["calls"] for rank in found) == 1
+
+
+def test_in_steady_state_a_round_holds_the_reference_and_the_last_best(job: tuple[int, Found]) -> None:
+    one_round_in_steady_state(job[1]["shared"])
+
+
+@pytest.mark.slow
+def test_eight_ranks_choose_as_one_and_in_one_round(tmp_path: Path) -> None:
+    found = play(tmp_path, 8, "many")["many"]
+    same_as_alone(found)
+    one_round_in_steady_state(found)
+    lone = found[0]["saves"][0]["alone"]["calls"]
+    assert max(rank["saves"][0]["together"]["calls"] for rank in found) <= lone / 2
 
 
 def test_an_evaluate_with_collectives_has_all_ranks_measure_the_same(job: tuple[int, Found]) -> None:

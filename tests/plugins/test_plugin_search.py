@@ -54,6 +54,30 @@ def test_a_choice_made_before_is_used_by_the_save(tmp_path):
     run.close()
 
 
+def test_the_very_state_that_was_searched_is_looked_through_once(tmp_path, monkeypatch):
+    model, optimizer = trained()
+    run = PluginRun(PluginOptions(), framework="none")
+    run.watch(model, [optimizer], evaluate=evaluate_net)
+    begun, begin = [], run._trail.begin
+    monkeypatch.setattr(
+        run._trail, "begin", lambda *args, **more: begun.append(args[0]) or begin(*args, **more)
+    )
+    for step in (20, 21):
+        tree = tree_of(model, optimizer)
+        run.choose(step, tree)
+        run.save(tmp_path / str(step), step, tree)
+    assert run.wait().met
+    run.choose(22, tree)
+    run.load(tmp_path / "20")  # what the next one builds on is another
+    run.save(tmp_path / "22", 22, tree)
+    assert run.wait().step == 22
+    assert begun == [20, 21, 22, 22]
+    assert bits(read_tree(tmp_path / "22")["optimizer"]["param_groups"]) == bits(
+        tree["optimizer"]["param_groups"]
+    )
+    run.close()
+
+
 def test_a_choice_for_other_weights_is_not_used(tmp_path, caplog):
     model, optimizer = trained()
     other = copy.deepcopy(model)

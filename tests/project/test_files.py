@@ -72,8 +72,9 @@ def test_the_wheel_holds_every_module_the_configs_and_py_typed(wheel: Path) -> N
     wanted = {str(path.relative_to(ROOT)) for path in modules().values()}
     wanted |= {str(path.relative_to(INTEGRATIONS)) for path in integrations().values()}
     wanted |= {f"{name}/py.typed" for name in integrations() if "." not in name}
-    wanted |= {f"dynaquant_core/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
-    assert wanted | {"dynaquant_core/py.typed"} <= shipped
+    configs = [path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml")]
+    wanted |= {f"dynaquant_core/{path.as_posix()}" for path in configs}
+    assert wanted | {"dynaquant_core/py.typed", "dynaquant_core/experiments/plan_figures.json"} <= shipped
     assert "dynaquant_core/configs/quickstart.yaml" in shipped
     assert not any(name.startswith("tests/") for name in shipped)
 

@@ -113,22 +113,24 @@ def test_codes_are_placed(codes, dtype):
         elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
     ),
     st.booleans(),
+    st.sampled_from([blocks.EIGHT, blocks.FOUR]),
 )
-def test_blocks(values, signed):
+def test_blocks(values, signed, grid):
     values = values if signed else np.abs(values)
     bits = values.view(np.uint32)
     count = blocks.scale_count(bits.size)
     codes, scales = np.zeros(bits.size, np.uint8), np.zeros(count, np.int16)
-    tables = blocks.FINE_FIRST, blocks.FINE_SPLIT
-    assert block_kernels.encode_blocks(bits, *tables, signed, np.zeros(256, np.int64), codes, scales) == 0
-    out = np.zeros(bits.size)
-    block_kernels.decode_blocks(codes, scales, blocks.level_table(blocks.torch.float64).numpy(), out)
+    steps, scratch = grid.signed if signed else grid.positive, np.zeros(256, np.int64)
+    given = bits, blocks.FINE_FIRST, blocks.FINE_SPLIT, signed, *steps, scratch
+    assert block_kernels.encode_blocks(*given, codes, scales) == 0
+    out, levels = np.zeros(bits.size), blocks.level_table(blocks.torch.float64).numpy()
+    block_kernels.decode_blocks(codes, scales, levels, grid.signed.reach, grid.positive.reach, out)
     for block in range(count):
         part = slice(256 * block, 256 * (block + 1))
-        expected, scale = twins.encode_block(bits[part], signed)
+        expected, scale = twins.encode_block(bits[part], signed, *steps)
         assert scale == scales[block]
         assert (codes[part] == expected).all()
-        wide = twins.decode_block(expected, scale)
+        wide = twins.decode_block(expected, scale, steps.reach)
         clipped = np.sign(wide) * np.clip(np.abs(wide), 2.0**-149, np.finfo(np.float32).max)
         np.testing.assert_array_equal(out[part], clipped)
 

@@ -6,6 +6,8 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from tests.reference.lattice_twins import numbers
+
 # -- kernels.py ----------------------------------------------------------------------------------
 
 
@@ -81,27 +83,27 @@ def fine_level(bits):
     return np.floor(64 * np.log2(magnitude) + 0.5).astype(np.int64)
 
 
-def encode_block(bits, signed):
+def encode_block(bits, signed, reach, least, most):
     """(codes, scale) of one block of finite values."""
     used = (bits & np.uint32(0x7FFFFFFF)) != 0
     level = np.zeros(bits.size, dtype=np.int64)
     level[used] = fine_level(bits[used])
     highest, lowest = (level[used].max(), level[used].min()) if used.any() else (0, 0)
-    top, reach, step = (highest + 4) // 8, (126 if signed else 254), 0
-    while not signed and (top * 8 - lowest + (4 << step)) // (8 << step) > reach:
+    top, step = (highest + 4) // 8, least
+    while step < most and (top * 8 - lowest + (4 << step)) // (8 << step) > reach - 1:
         step += 1
     down = (top * 8 - level + (4 << step)) // (8 << step)
-    code = np.where(used, np.maximum(0, reach + 1 - down), 0)
+    code = np.where(used, np.maximum(0 if signed else 1, reach - down), 0)
     if signed:
-        code = np.where(bits >> np.uint32(31) == 1, 128 - code, 128 + code)
+        code = reach + 1 + np.where(bits >> np.uint32(31) == 1, -code, code)
     return code.astype(np.uint8), int(top * 16 + (8 if signed else 0) + step)
 
 
-def decode_block(codes, scale):
+def decode_block(codes, scale, reach):
     """float64 values of one block, before they are rounded to a dtype."""
     top, signed, step = scale >> 4, bool(scale & 8), scale & 7
-    offset = codes.astype(np.int64) - (128 if signed else 0)
-    down = (127 if signed else 255) - np.abs(offset)
+    offset = codes.astype(np.int64) - (reach + 1 if signed else 0)
+    down = reach - np.abs(offset)
     return np.sign(offset) * 2.0 ** ((top - down * 2.0**step) / 8)
 
 
@@ -144,3 +146,19 @@ def centre(values, weights, power):
         return float(np.average(values, weights=weights))
     below = np.cumsum(weights)
     return float(values[np.searchsorted(below, below[-1] / 2)])
+
+
+# -- dither_kernels.py ---------------------------------------------------------------------------
+
+
+def settle(codes, weights, offsets, values, gaps, names):
+    with np.errstate(all="ignore"):
+        start = codes.astype(np.int64) - 2
+        reached = np.array([np.count_nonzero(weight >= values) - 1 for weight in weights], dtype=np.int64)
+        low = np.minimum(np.maximum(reached, start), values.size - 2).clip(0)
+        upper = weights - values[low] > (offsets + np.float32(0.5)) * gaps[low]
+    codes[:] = np.where(codes == 1, 1, names[low + upper])
+
+
+def add_places(key, start, words, halves, codes, places, count, out):
+    out[:] = codes.astype(np.int64) * int(count) + places[numbers(key, start, codes.size)]

@@ -27,6 +27,7 @@ def main(folder, steps, kill_at):
         optimizer,
         scheduler=scheduler,
         every=4,
+        method=os.environ.get("METHOD"),
         evaluate=evaluate_net,
         exact=("*",),
         moments="exact",

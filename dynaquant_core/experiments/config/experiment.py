@@ -21,7 +21,10 @@ from dynaquant_core.experiments.failures import failure_steps
 __all__ = ["Experiment", "validate"]
 
 #: The data that each model reads.
-DATA_OF = {"char_gpt": "text", "resnet": "cifar"}
+DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar"}
+
+#: Dotted key -> the values it takes; every combination is a run.
+Crossing = dict[str, list[Any]]
 
 
 def _whole(value: object) -> bool:
@@ -47,6 +50,12 @@ def _method(value: Any) -> Any:
 
 
 def _grid(value: Any) -> Any:
+    if isinstance(value, list) and value:
+        return [_crossing(part) for part in value]
+    return _crossing(value)
+
+
+def _crossing(value: Any) -> Crossing:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a mapping from dotted keys to lists of values, got {value!r}")
     for key, values in value.items():
@@ -68,13 +77,15 @@ class Experiment(Section):
         checkpoint_every: steps between checkpoints.
         threshold: relative degradation of the search metric that a checkpoint may cost.
         method: name or mapping of the compression method; None: the project's default.
-        moments: ``8bit`` or ``exact``.
+        moments: ``8bit``, ``exact``, ``compact``, ``minimal``, ``second`` or ``none``.
         exact: name patterns of tensors kept bit for bit.
         max_chain: most delta checkpoints in a row.
         seed, seeds: one run each (give one of the two).
         failures: how often the process is killed, or ``{at: [steps]}``.
+        restores: ``kill``: a failure is a SIGKILL, and a new process restores; ``swap``: the same process
+            throws its state away and restores, which gives the same run bit for bit and is faster.
         evaluate: metric and batch of the evaluation.
-        grid: dotted key -> values; every combination is run.
+        grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another.
         output: results folder, by default ``runs/<name>``.
     """
 
@@ -93,8 +104,9 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     failures: Annotated[Any, PlainValidator(_failures)] = 0
+    restores: Literal["kill", "swap"] = "kill"
     evaluate: Evaluation = Evaluation()
-    grid: Annotated[dict[str, list[Any]], PlainValidator(_grid)] = Field(default_factory=dict)
+    grid: Annotated[Crossing | list[Crossing], PlainValidator(_grid)] = Field(default_factory=dict)
     output: str | None = None
 
     @model_validator(mode="after")

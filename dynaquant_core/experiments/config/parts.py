@@ -17,7 +17,11 @@ __all__ = [
     "OptimizerSection",
     "ResNetModel",
     "TextData",
+    "ViTModel",
 ]
+
+#: Pixels on a side of an image data set's images.
+SIDE = 32
 
 
 class CharGPTModel(Section):
@@ -47,6 +51,25 @@ class ResNetModel(Section):
     def _a_depth_for_each_width(self) -> ResNetModel:
         if isinstance(self.depths, list) and len(self.depths) != len(self.widths):
             raise ValueError(f"{len(self.depths)} depths for {len(self.widths)} widths; give one for each")
+        return self
+
+
+class ViTModel(Section):
+    """``model: {name: vit}``: an encoder over square patches of so many pixels on a side."""
+
+    name: Literal["vit"]
+    layers: Count = 5
+    width: Count = 128
+    heads: Count = 4
+    patch: Count = 4
+    dropout: Share = 0.0
+
+    @model_validator(mode="after")
+    def _everything_divides(self) -> ViTModel:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if SIDE % self.patch:
+            raise ValueError(f"patch {self.patch} does not divide the {SIDE} pixels of an image's side")
         return self
 
 
@@ -126,5 +149,5 @@ class Evaluation(Section):
         return "min" if self.metric == "loss" else "max"
 
 
-ModelSection = Annotated[CharGPTModel | ResNetModel, Field(discriminator="name")]
+ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel, Field(discriminator="name")]
 DataSection = Annotated[TextData | ImageData, Field(discriminator="name")]

@@ -17,11 +17,15 @@ __all__ = ["apply_overrides", "load_experiment", "set_dotted", "shipped_configs"
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Name -> file of the configs that come with the project (in the wheel, or beside the package)."""
+    """Name -> file of the configs that come with the project (in the wheel, or beside the package).
+
+    A config in a folder has its folder's name in front: ``restore/gpt_10``.
+    """
     package = Path(__file__).resolve().parents[2]
     for folder in (package / "configs", package.parent / "configs"):
         if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+            files = sorted(folder.rglob("*.yaml"))
+            return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
     return {}
 
 

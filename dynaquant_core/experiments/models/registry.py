@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.config.parts import ResNetModel, TextData
+from dynaquant_core.experiments.config.parts import ResNetModel, TextData, ViTModel
 from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.resnet import ResNet
+from dynaquant_core.experiments.models.vit import ViT
 
 __all__ = ["build"]
 
@@ -17,6 +18,15 @@ def build(experiment: Experiment, classes: int) -> nn.Module:
     section, data = experiment.model, experiment.data
     if isinstance(section, ResNetModel):
         return ResNet(classes, widths=section.widths, depths=section.depths)
+    if isinstance(section, ViTModel):
+        return ViT(
+            classes,
+            layers=section.layers,
+            width=section.width,
+            heads=section.heads,
+            patch=section.patch,
+            dropout=section.dropout,
+        )
     assert isinstance(data, TextData), "the experiment's own check pairs models with data"
     return CharGPT(
         classes,

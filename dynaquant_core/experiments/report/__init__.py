@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from dynaquant_core.experiments.report.price import figure_text, has_restores, spread_line
 from dynaquant_core.experiments.report.table import summary
 from dynaquant_core.experiments.report.write import write_report
 
-__all__ = ["summary", "write_report"]
+__all__ = ["figure_text", "has_restores", "spread_line", "summary", "write_report"]

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from dynaquant_core.experiments.price import prices
+from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_line
 from dynaquant_core.experiments.report.table import Row, checkpoint_rows, restore_rows, summary
 from dynaquant_core.experiments.results import Results
 
@@ -24,16 +26,18 @@ pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px; }
 """
 
 
-def page(results: Results, plots: Sequence[Mapping[str, bytes]]) -> str:
+def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | None = None) -> str:
     """The page as text.
 
     Args:
         results: what to show.
         plots: for each run, plot name -> PNG; empty where there are none.
+        price: plot of what restores cost, PNG.
     """
     name = escape(str(results.data["config"]["name"]))
     runs = results.data["runs"]
     body = [f"<h1>{name}</h1>", _table(summary(results))]
+    body += _price(results, price)
     for index, (run, images) in enumerate(zip(runs, plots, strict=True)):
         body.append(_run(index, run, images))
     for title, key in (("Settings", "config"), ("Environment", "environment")):
@@ -45,6 +49,21 @@ def page(results: Results, plots: Sequence[Mapping[str, bytes]]) -> str:
         + "\n".join(body)
         + "\n</body></html>\n"
     )
+
+
+def _price(results: Results, png: bytes | None) -> list[str]:
+    """What restores cost; nothing where there was none."""
+    runs = results.data["runs"]
+    if not has_restores(runs):
+        return []
+    words = (
+        "A restore loses movement of the training that its checkpoint does not hold: stale, a share.  The "
+        "final loss grows by about 10% for each unit of stale x interval, summed over the restores; noise "
+        "heals.  Band: what uninterrupted runs of other seeds differ by.  Hollow marks: thresholds above 1%."
+    )
+    parts = ["<h2>The price of a restore</h2>", f"<p>{words}</p>"]
+    parts += [] if png is None else [_image("final cost over stale x interval", png)]
+    return [*parts, _table(price_rows(prices(results.data))), f"<p>{escape(spread_line(runs))}.</p>"]
 
 
 def _run(index: int, run: Mapping[str, Any], images: Mapping[str, bytes]) -> str:

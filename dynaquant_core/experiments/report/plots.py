@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynaquant_core.errors import DependencyError
 from dynaquant_core.experiments.report.table import part_ratio
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PLOTS", "draw"]
+__all__ = ["PLOTS", "draw", "png"]
 
 Run = Mapping[str, Any]
 
@@ -30,10 +30,18 @@ def draw(run: Run) -> dict[str, bytes]:
     Raises:
         DependencyError: matplotlib is not installed.
     """
-    return {name: _png(plot, run) for name, plot in PLOTS.items()}
+    return {name: png(plot, run) for name, plot in PLOTS.items()}
 
 
-def _png(plot: Callable[[Figure, Run], None], run: Run) -> bytes:
+Subject = TypeVar("Subject")
+
+
+def png(plot: Callable[[Figure, Subject], None], subject: Subject) -> bytes:
+    """A figure filled by ``plot`` with ``subject``, as a PNG.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -41,7 +49,7 @@ def _png(plot: Callable[[Figure, Run], None], run: Run) -> bytes:
             "plots need matplotlib; install it with: pip install 'dynaquant[plots]'."
         ) from None
     figure = Figure(figsize=(11, 4), layout="constrained")
-    plot(figure, run)
+    plot(figure, subject)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     buffer = io.BytesIO()

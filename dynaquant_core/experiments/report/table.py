@@ -66,7 +66,7 @@ def _checkpoint_row(entry: Mapping[str, Any]) -> Row:
         "met": "yes" if entry["met"] else "NO",
         "evaluations": str(entry["evaluations"]),
         "unchanged": percent(entry["unchanged"]),
-        "stale": percent(lost.get("stale")),
+        **_lost(lost),
     }
 
 
@@ -77,9 +77,15 @@ def restore_rows(run: Mapping[str, Any]) -> list[Row]:
             "killed at": str(restore["failed_step"]),
             "resumed from": str(restore["restored_step"]),
             "rework (steps)": "-" if restore["rework_steps"] is None else str(restore["rework_steps"]),
+            **_lost(restore["movement_lost"] or {}),
         }
         for restore in run["restores"]
     ]
+
+
+def _lost(lost: Mapping[str, float | None]) -> Row:
+    cells = {name: lost.get(name) for name in ("stale", "noise", "er")}
+    return {name: "-" if value is None else f"{value:.3f}" for name, value in cells.items()}
 
 
 def configuration(config: Mapping[str, Any] | None) -> str:
@@ -111,7 +117,7 @@ def size(count: float) -> str:
     return f"{count / 1000**power:.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
-def percent(share: float | None, *, signed: bool = False) -> str:
+def percent(share: float | None, *, signed: bool = False, digits: int = 2) -> str:
     """A share as a percentage; "-" for None.
 
     Example:
@@ -120,7 +126,7 @@ def percent(share: float | None, *, signed: bool = False) -> str:
     """
     if share is None:
         return "-"
-    return f"{share:+.2%}" if signed else f"{share:.2%}"
+    return f"{share:+.{digits}%}" if signed else f"{share:.{digits}%}"
 
 
 def times(ratio: float | None) -> str:

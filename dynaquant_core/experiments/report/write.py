@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from dynaquant_core.errors import DependencyError, StorageError
 from dynaquant_core.experiments.report.page import page
-from dynaquant_core.experiments.report.plots import draw
+from dynaquant_core.experiments.report.plots import draw, png
+from dynaquant_core.experiments.report.price import draw_price, has_restores
 from dynaquant_core.experiments.results import Results
 
 __all__ = ["write_report"]
 
+#: Each run of a larger grid goes without plots of its own: the page would take minutes and megabytes.
+MOST_DRAWN = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Plots:
+    """PNGs: of each run by name, and of what restores cost."""
+
+    runs: list[dict[str, bytes]]
+    price: bytes | None = None
+    missing: DependencyError | None = None
+
+    def files(self) -> Mapping[str, bytes]:
+        """File name -> PNG."""
+        named = {
+            f"run-{index}-{name}.png": data
+            for index, images in enumerate(self.runs)
+            for name, data in images.items()
+        }
+        return named if self.price is None else named | {"price.png": self.price}
+
 
 def write_report(results: Results) -> None:
-    """Writes ``plots/run-N-NAME.png`` and ``report.html``.
+    """Writes ``plots/run-N-NAME.png``, ``plots/price.png`` where there were restores, and ``report.html``.
 
     Raises:
         DependencyError: matplotlib is missing; the page is written all the same, without plots.
         StorageError: the system refuses.
     """
-    folder = results.path.parent
-    missing: DependencyError | None = None
+    folder, plots = results.path.parent, _drawn(results)
     try:
-        plots = [draw(run) for run in results.data["runs"]]
-    except DependencyError as error:
-        missing, plots = error, [{} for _ in results.data["runs"]]
-    try:
-        for index, images in enumerate(plots):
-            for name, png in images.items():
-                (folder / "plots").mkdir(exist_ok=True)
-                (folder / "plots" / f"run-{index}-{name}.png").write_bytes(png)
-        (folder / "report.html").write_text(page(results, plots), encoding="utf-8")
+        for name, data in plots.files().items():
+            (folder / "plots").mkdir(exist_ok=True)
+            (folder / "plots" / name).write_bytes(data)
+        (folder / "report.html").write_text(page(results, plots.runs, plots.price), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{folder}: the report cannot be written: {error.strerror}.") from None
-    if missing is not None:
-        raise missing
+    if plots.missing is not None:
+        raise plots.missing
+
+
+def _drawn(results: Results) -> _Plots:
+    runs = results.data["runs"]
+    nothing: list[dict[str, bytes]] = [{} for _ in runs]
+    try:
+        price = png(draw_price, runs) if has_restores(runs) else None
+        return _Plots([draw(run) for run in runs] if len(runs) <= MOST_DRAWN else nothing, price)
+    except DependencyError as error:
+        return _Plots(nothing, missing=error)

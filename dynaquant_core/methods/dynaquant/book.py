@@ -7,6 +7,7 @@ weights stay.  No tensor is quantised worse than `ERROR_CAP` allows, whatever it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,7 @@ from dynaquant_core.quantize.kmeans import exact, lloyd
 from dynaquant_core.quantize.kmeans.polish import polish
 from dynaquant_core.quantize.kmeans.weights import bucket_weights
 
-__all__ = ["ERROR_CAP", "Book", "choose_book", "fit", "keep_or_fit", "within_cap"]
+__all__ = ["ERROR_CAP", "Book", "Keep", "choose_book", "fit", "fresh_book", "keep_or_fit", "within_cap"]
 
 #: Largest relative RMS error of a tensor, times its bins: 2.2 times what an optimal codebook of as many
 #: centres leaves of normal data.  A fit that breaks it is repeated by count alone, then with more bins.
@@ -44,6 +45,10 @@ class Book:
     centres: Centres
     source: Literal["own", "base", "shared"]
     loss: float
+
+
+#: Chooses between the base's centres and a fresh fit: (survivors, bins, options, the base's) -> book.
+Keep = Callable[[SurvivorCounts, int, DynaQuantOptions, "Centres | None"], Book]
 
 
 def fit(
@@ -99,6 +104,7 @@ def choose_book(
     *,
     base: Centres | None,
     shared: Centres | None,
+    keep: Keep | None = None,
 ) -> Book:
     """The tensor's codebook: shared where it serves, else the base's while nearly as good, else fresh.
 
@@ -108,10 +114,11 @@ def choose_book(
         options: the method's options; ``frozen_slack`` says how much worse the base's may be.
         base: centres that the base checkpoint holds for this tensor, or None.
         shared: the checkpoint's shared centres, or None.
+        keep: which of the base's and a fresh one is taken; None: `keep_or_fit`.
     """
     if shared is not None and within_cap(counts, shared, bins):
         return Book(shared, "shared", counts.loss(shared))
-    return keep_or_fit(counts, bins, options, base)
+    return (keep or keep_or_fit)(counts, bins, options, base)
 
 
 def keep_or_fit(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, base: Centres | None) -> Book:

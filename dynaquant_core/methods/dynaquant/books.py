@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.methods.dynaquant.book import Book, Centres, choose_book, keep_or_fit
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
+from dynaquant_core.methods.dynaquant.dithered import fitted_to, keep_or_widen
 from dynaquant_core.methods.dynaquant.held import Scope
 from dynaquant_core.methods.dynaquant.predict import predicted_bytes
 from dynaquant_core.methods.dynaquant.scope import equal_error_bytes, merge
@@ -40,6 +41,7 @@ class Bookshelf:
     def __init__(self, survey: Survey, config: Config, options: DynaQuantOptions) -> None:
         self.survey, self.config, self.options = survey, config, options
         self.cuts = survey.cuts(config)
+        self._keep = keep_or_fit if survey.epoch is None else keep_or_widen
         self.names = list(survey.state)
         self.survivors: Survivors = dict(
             zip(self.names, map_threads(self._survivors, self.names), strict=True)
@@ -55,7 +57,7 @@ class Bookshelf:
         return min((self._within(scope) for scope in ("tensor", "global")), key=self._worth)
 
     def _survivors(self, name: str) -> SurvivorCounts:
-        return self.survey.survivors(name, self.cuts[name])
+        return fitted_to(self.survey, name, self.cuts[name])
 
     def _is_embedding(self, name: str) -> bool:
         return self.survey.types[name] == "embedding"
@@ -73,6 +75,7 @@ class Bookshelf:
                 self.options,
                 base=None if base is None else base.centres,
                 shared=None if embedding else shared,
+                keep=self._keep,
             )
 
         return Choice(dict(zip(self.names, map_threads(choose, self.names), strict=True)), shared, scope)
@@ -83,7 +86,7 @@ class Bookshelf:
         if not together:
             return None
         base = None if self.survey.ref is None else self.survey.ref.shared
-        return keep_or_fit(merge(together), int(self.config.bins), self.options, base).centres
+        return self._keep(merge(together), int(self.config.bins), self.options, base).centres
 
     def _worth(self, choice: Choice) -> float:
         """Bytes of a choice at equal error; errors weigh by the squared gradient where it is known."""

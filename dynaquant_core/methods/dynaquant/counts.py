@@ -44,6 +44,17 @@ class SurvivorCounts:
         nearest = np.searchsorted((wide[1:] + wide[:-1]) / 2, self.values)
         return float(np.dot(self.counts, (self.values - wide[nearest]) ** 2))
 
+    def dithered_loss(self, centres: NDArray[np.float32]) -> float:
+        """The same where a code is drawn from the two centres around a survivor (`quantize.dither`)."""
+        if self.values.size == 0 or centres.size == 0:
+            return 0.0
+        wide = centres.astype(np.float64)
+        low = (np.searchsorted(wide, self.values, side="right") - 1).clip(0, max(0, wide.size - 2))
+        below = self.values - wide[low]
+        above = wide[np.minimum(low + 1, wide.size - 1)] - self.values
+        outside = np.minimum(below**2, above**2)
+        return float(np.dot(self.counts, np.where((below < 0) | (above < 0), outside, below * above)))
+
     def relative_error(self, centres: NDArray[np.float32]) -> float:
         """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most."""
         if self.energy <= 0.0:

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
-from dynaquant_core.methods.dynaquant.held import Coded, CodeRoom, Held, Plain
+from dynaquant_core.methods.dynaquant.dithered import drawn_contexts
+from dynaquant_core.methods.dynaquant.held import Coded, CodeRoom, Held
 from dynaquant_core.methods.dynaquant.layout import CODED, Layout, Row, read_array
 from dynaquant_core.methods.dynaquant.protected import read_protected
 from dynaquant_core.methods.streams import decode_stream
+from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.codebook import FIRST_CENTRE
 from dynaquant_core.state.raw import empty_words
 from dynaquant_core.state.spec import TensorSpec
@@ -53,11 +55,19 @@ class Reader:
         centres = self._centres(name, row, base, self._starts[name])
         codes = self.room[name]
         known = base if isinstance(base, Coded) else None
-        decode_stream(self.source, name, "codes", codes, None if known is None else known.codes)
+        if self.source.has(name, "drawn"):
+            decode_stream(self.source, name, "drawn", codes, self._contexts(name, known))
+        else:
+            decode_stream(self.source, name, "codes", codes, None if known is None else known.codes)
         highest = int(codes.max()) if codes.size else 0
         if highest >= FIRST_CENTRE + centres.size:
             raise CorruptFileError(f"tensor {name}: code {highest} does not fit {centres.size} centres.")
         return Coded(spec, codes, centres, read_protected(self.source, name, codes, known))
+
+    def _contexts(self, name: str, base: Coded | None) -> NDArray[np.uint16]:
+        if base is None:
+            raise MissingBaseError(f"tensor {name}: its codes stand on those of a base, but none holds any.")
+        return drawn_contexts(base, int(read_array(self.source, "epoch", 1, np.uint32)[0]), name)
 
     def _centres(self, name: str, row: Row, base: Coded | Plain | None, start: int) -> NDArray[np.float32]:
         if row.book == "o":
@@ -90,4 +100,5 @@ def decode_streams(source: StreamSource, ref: Held | None, names: Iterable[str] 
     wanted = list(source.specs) if names is None else [name for name in names if name in source.specs]
     reader = Reader(source, ref, wanted)
     tensors = dict(zip(wanted, map_threads(reader.tensor, wanted), strict=True))
-    return Held(tensors, reader.layout.scope, reader.shared if reader.shared.size else None)
+    shared = reader.shared if reader.shared.size else None
+    return Held(tensors, reader.layout.scope, shared, restored=True)

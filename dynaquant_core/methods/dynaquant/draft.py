@@ -15,14 +15,17 @@ from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.dynaquant.book import Book
+from dynaquant_core.methods.dynaquant.dithered import by_place, drawn_contexts, levels_of
 from dynaquant_core.methods.dynaquant.held import Coded, CodeRoom, Held, Scope
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, write_array
-from dynaquant_core.methods.dynaquant.predict import predicted_bytes, stream_bytes
+from dynaquant_core.methods.dynaquant.predict import drawn_bytes, predicted_bytes, stream_bytes
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
 from dynaquant_core.methods.dynaquant.sample import sample, stride_of
 from dynaquant_core.methods.dynaquant.survey import Survey
 from dynaquant_core.quantize.codebook import lookup
 from dynaquant_core.quantize.cut import PROTECTED, Cut
+from dynaquant_core.quantize.dither import assign_dithered
+from dynaquant_core.quantize.lattice import offset_key
 from dynaquant_core.quantize.seam import assign
 from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads
@@ -75,6 +78,9 @@ class CodesDraft:
         }
         self._total = sum(spec.numel for spec in self.specs.values())
         self._survey: Survey | None = survey
+        self._epoch = survey.epoch
+        #: The epoch of the draws where a reader is told it, for the contexts of its coder.
+        self._told = survey.epoch if ref is not None and options.coder != "paper" else None
         self._coded: dict[str, Coded] = {}
         self._room = CodeRoom(self.specs)
 
@@ -93,13 +99,20 @@ class CodesDraft:
         held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
         stride = stride_of(held.codes.size, self._total)
         codes = sample(held.codes, stride)
-        joint = joint_counts(codes, None if base is None else sample(base.codes, stride))
+        told = None if base is None else self._told
+        if base is None:
+            joint = joint_counts(codes, None)
+        elif told is None:
+            joint = joint_counts(codes, sample(base.codes, stride))
+        else:
+            joint = by_place(joint_counts(codes, drawn_contexts(base, told, name, stride)))
         joint = np.rint(joint * (held.codes.size / max(1, codes.size))).astype(np.int64)
         protected = len(self._protected_stream(name).payload) if held.protected.size else 0
-        return protected + stream_bytes(joint, has_base=base is not None, coder=self.options.coder)
+        predict = stream_bytes if told is None else drawn_bytes
+        return protected + predict(joint, has_base=base is not None, coder=self.options.coder)
 
     def _layout_size(self) -> int:
-        return 40 + 2 * len(self.books)
+        return 40 + 2 * len(self.books) + (0 if self._told is None else 4)
 
     @property
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
@@ -115,14 +128,17 @@ class CodesDraft:
             assert self._survey is not None
             survey, book = self._survey, self.books[name]
             buckets = survey.buckets(signed=True)
-            codes, protected = assign(
+            tensor, slope, cut, out = (
                 survey.state[name],
                 survey.gradients.get(name),
                 self.cuts[name],
-                lookup(book.centres, buckets),
-                buckets,
-                out=self._room[name],
+                self._room[name],
             )
+            if self._epoch is None:
+                codes, protected = assign(tensor, slope, cut, lookup(book.centres, buckets), buckets, out=out)
+            else:
+                levels, key = levels_of(survey, name, cut, book.centres), offset_key(self._epoch, name)
+                codes, protected = assign_dithered(tensor, slope, cut, levels, buckets, key, out=out)
             self._coded[name] = Coded(self.specs[name], codes, book.centres, protected)
         return self._coded[name]
 
@@ -136,11 +152,13 @@ class CodesDraft:
     def encode(self) -> tuple[Iterable[Stream], Reference]:
         """Streams (shared ones first, then a tensor's codes one by one) and what a reader then holds."""
         self.detach()
-        return self._streams(), Held(self._coded, self.scope, self.shared)
+        return self._streams(), Held(self._coded, self.scope, self.shared, epoch=self._epoch)
 
     def _streams(self) -> Iterator[Stream]:
         layout = self._layout()
         yield layout.stream()
+        if self._told is not None:
+            yield write_array("epoch", np.array([self._told], dtype=np.uint32), ("raw",))
         own = [book.centres for book in self.books.values() if book.source == "own"]
         centres = [self.shared, *own] if self.shared is not None else own
         if layout.centre_count:
@@ -154,6 +172,10 @@ class CodesDraft:
         context = None if base is None else base.codes
         candidates = code_candidates(self.options.coder, has_base=context is not None)
         codes = Stream(name, "codes", *encode_smallest(held.codes, context, candidates))
+        if self._told is not None and base is not None and codes.payload:
+            known = drawn_contexts(base, self._told, name)
+            drawn = Stream(name, "drawn", *encode_smallest(held.codes, known, ("rans_context",)))
+            codes = min(codes, drawn, key=lambda stream: len(stream.payload))
         return [codes, self._protected_stream(name)] if held.protected.size else [codes]
 
     def _protected_stream(self, name: str) -> Stream:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.codebook import table
 from dynaquant_core.quantize.seam import gather
-from dynaquant_core.state.raw import empty_words, tensor_of
+from dynaquant_core.state.raw import empty_words
 from dynaquant_core.state.spec import TensorSpec, dtype_of
 from dynaquant_core.threads import map_threads, thread_count
 
-__all__ = ["CodeRoom", "Coded", "Held", "Plain", "Scope"]
+__all__ = ["CodeRoom", "Coded", "Held", "Scope"]
 
 Scope = Literal["tensor", "global"]
 
@@ -65,26 +68,6 @@ class Coded:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A tensor beyond the cube, kept in bfloat16 or bit for bit.
-
-    Args:
-        spec: shape and dtype of the tensor.
-        bits: unsigned[n]; bfloat16 patterns (uint16), or the tensor's own bits.
-        bf16: which of the two.
-    """
-
-    spec: TensorSpec
-    bits: NDArray[Any]
-    bf16: bool
-
-    def tensor(self, device: torch.device | str = "cpu") -> Tensor:
-        """Decodes the tensor."""
-        stored = TensorSpec(self.spec.shape, "bfloat16" if self.bf16 else self.spec.dtype)
-        return tensor_of(self.bits.copy(), stored).to(device, dtype_of(self.spec.dtype))
-
-
 class Held:
     """Codes of a whole checkpoint; a `Reference` (methods.base).
 
@@ -92,6 +75,8 @@ class Held:
         tensors: what is held of each tensor, by name.
         scope: the codebook scope chosen at the chain's key checkpoint.
         shared: the centres that tensors share, or None.
+        epoch: of the draws of the run that wrote it (see `dithered.epoch_of`), or None.
+        restored: it was read from a file, so a run may have begun on these very values.
     """
 
     def __init__(
@@ -99,10 +84,25 @@ class Held:
         tensors: Mapping[str, Coded | Plain],
         scope: Scope,
         shared: NDArray[np.float32] | None = None,
+        *,
+        epoch: int | None = None,
+        restored: bool = False,
     ) -> None:
         self.tensors = dict(tensors)
         self.scope = scope
         self.shared = shared
+        self.epoch = epoch
+        self.restored = restored
+
+    @cached_property
+    def digest(self) -> int:
+        """32 bits that stand for all that is held: the same for every reader of a checkpoint."""
+        digest = xxhash.xxh3_64()
+        for held in self.tensors.values():
+            parts = (held.codes, held.centres, held.protected) if isinstance(held, Coded) else (held.bits,)
+            for part in parts:
+                digest.update(part.tobytes())
+        return digest.intdigest() & 0xFFFFFFFF
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, tensor), on the CPU; a few are decoded at a time, one a thread."""

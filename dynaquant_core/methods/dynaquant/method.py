@@ -12,6 +12,7 @@ from dynaquant_core.errors import ConfigError
 from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.dynaquant.books import Bookshelf
 from dynaquant_core.methods.dynaquant.decode import decode_streams
+from dynaquant_core.methods.dynaquant.dithered import epoch_of
 from dynaquant_core.methods.dynaquant.draft import CodesDraft
 from dynaquant_core.methods.dynaquant.held import Held
 from dynaquant_core.methods.dynaquant.plain import PlainDraft
@@ -91,9 +92,10 @@ class DynaQuant:
             ConfigError: pruning by sensitivity was asked for and there are no gradients.
         """
         base = held_or_none(ref)
+        epoch = epoch_of(base or held_or_none(hints.before), self._options)
         if config.bins in ("bf16", "exact"):
-            return PlainDraft(config, state, base, "tensor" if base is None else base.scope)
-        survey = self._survey(state, base, hints)
+            return PlainDraft(config, state, base, "tensor" if base is None else base.scope, epoch)
+        survey = self._survey(state, base, hints, epoch)
         if config.prune > 0 and config.prune_metric == "sensitivity" and not survey.gradients:
             message = (
                 "Config: prune_metric='sensitivity' needs gradients; pass gradients= or prune by magnitude."
@@ -111,13 +113,15 @@ class DynaQuant:
             options=self._options,
         )
 
-    def _survey(self, state: Mapping[str, Tensor], base: Held | None, hints: Hints) -> Survey:
+    def _survey(
+        self, state: Mapping[str, Tensor], base: Held | None, hints: Hints, epoch: int | None
+    ) -> Survey:
         """The survey of this save, made once for drafts with and once for drafts without a base."""
         surveys: dict[bool, Survey] = hints.scratch.setdefault((self.name, "survey"), {})
         keyed = base is None
         if keyed not in surveys:
             other = surveys.get(not keyed)
-            surveys[keyed] = Survey(state, base, hints, self._options, sketches_of=other)
+            surveys[keyed] = Survey(state, base, hints, self._options, epoch=epoch, sketches_of=other)
         return surveys[keyed]
 
     def decode(

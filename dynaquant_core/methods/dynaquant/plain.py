@@ -13,14 +13,11 @@ from torch import Tensor
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import Config
 from dynaquant_core.methods.base import Reference, Stream
-from dynaquant_core.methods.dynaquant.held import Held, Plain, Scope
+from dynaquant_core.methods.dynaquant.held import Held, Scope
 from dynaquant_core.methods.dynaquant.layout import Layout, Row
-from dynaquant_core.state.raw import words_of
-from dynaquant_core.state.spec import TensorSpec
+from dynaquant_core.methods.words import CODECS, Plain, plain_of
 
 __all__ = ["PlainDraft"]
-
-CODECS = ("same", "constant", "planes", "planes_xor", "raw")
 
 
 class PlainDraft:
@@ -31,10 +28,13 @@ class PlainDraft:
         state: live tensors by name.
         ref: the base, or None for a key checkpoint.
         scope: the chain's codebook scope, carried on for later deltas.
+        epoch: of the run's draws, carried on likewise.
     """
 
-    def __init__(self, config: Config, state: Mapping[str, Tensor], ref: Held | None, scope: Scope) -> None:
-        self.config, self.ref, self.scope = config, ref, scope
+    def __init__(
+        self, config: Config, state: Mapping[str, Tensor], ref: Held | None, scope: Scope, epoch: int | None
+    ) -> None:
+        self.config, self.ref, self.scope, self.epoch = config, ref, scope, epoch
         self.is_key = ref is None
         self.bf16 = config.bins == "bf16"
         self._live: Mapping[str, Tensor] = state
@@ -56,10 +56,7 @@ class PlainDraft:
 
     def _plain(self, name: str) -> Plain:
         if name not in self._held:
-            tensor = self._live[name].detach()
-            stored = tensor.to(torch.bfloat16) if self.bf16 else tensor
-            bits = words_of(stored).copy()
-            self._held[name] = Plain(TensorSpec.of(tensor), bits, self.bf16)
+            self._held[name] = plain_of(self._live[name], bf16=self.bf16)
         return self._held[name]
 
     def detach(self) -> None:
@@ -71,7 +68,8 @@ class PlainDraft:
     def encode(self) -> tuple[Iterable[Stream], Reference]:
         """The streams and what a reader holds after them."""
         self.detach()
-        return self._encoded(), Held({name: self._held[name] for name in self._names}, self.scope)
+        held = {name: self._held[name] for name in self._names}
+        return self._encoded(), Held(held, self.scope, epoch=self.epoch)
 
     def _encoded(self) -> list[Stream]:
         if self._streams is None:

@@ -8,23 +8,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding import cost
+from dynaquant_core.methods.dynaquant.dithered import drawn_counts
 from dynaquant_core.methods.dynaquant.survey import Survey
 from dynaquant_core.quantize.codebook import FIRST_CENTRE, lookup
 from dynaquant_core.quantize.cut import Cut
 
-__all__ = ["predicted_bytes", "stream_bytes"]
+__all__ = ["drawn_bytes", "predicted_bytes", "stream_bytes"]
 
 Counts = NDArray[np.int64]
 
 
 def predicted_bytes(survey: Survey, name: str, cut: Cut, centres: NDArray[np.float32]) -> float:
     """Bytes of a tensor's codes and protected weights under a cut and a codebook."""
-    tally, scale = survey.tally(name, cut)
-    joint = tally.by_level(lookup(centres, survey.signed[name].buckets), FIRST_CENTRE + centres.size).T
+    if survey.epoch is None:
+        tally, scale = survey.tally(name, cut)
+        joint = tally.by_level(lookup(centres, survey.signed[name].buckets), FIRST_CENTRE + centres.size).T
+    else:
+        joint, scale = drawn_counts(survey, name, cut, centres)
     has_base = survey.ref is not None and survey.ref.coded(name) is not None
     whole = joint if scale == 1.0 else np.rint(joint * scale).astype(np.int64)
-    codes = stream_bytes(whole, has_base=has_base, coder=survey.options.coder)
-    return codes + survey.protected_bytes(name, cut)
+    predict = stream_bytes if survey.epoch is None else drawn_bytes
+    return predict(whole, has_base=has_base, coder=survey.options.coder) + survey.protected_bytes(name, cut)
+
+
+def drawn_bytes(joint: Counts, *, has_base: bool, coder: str) -> float:
+    """Predicted bytes of drawn codes from their joint counts [base code, place, code]."""
+    plain = stream_bytes(joint.sum(axis=1), has_base=has_base, coder=coder)
+    if not has_base or coder == "paper":
+        return plain
+    return min(plain, float(cost.context_bytes(joint.reshape(-1, joint.shape[2]))))
 
 
 def stream_bytes(joint: Counts, *, has_base: bool, coder: str) -> float:

@@ -9,10 +9,10 @@ import numpy as np
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.methods.base import Stream
 from dynaquant_core.methods.dynaquant.draft import ARRAY_CODECS, code_candidates
-from dynaquant_core.methods.dynaquant.held import Coded, Held, Plain
+from dynaquant_core.methods.dynaquant.held import Coded, Held
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, write_array
-from dynaquant_core.methods.dynaquant.plain import CODECS
 from dynaquant_core.methods.dynaquant.protected import write_protected
+from dynaquant_core.methods.words import CODECS, Plain
 
 __all__ = ["rekey_streams"]
 

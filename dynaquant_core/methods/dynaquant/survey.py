@@ -55,6 +55,7 @@ class Survey:
         ref: the base's codes, or None.
         hints: gradient EMAs and layer types.
         options: the method's options (which sketch, which energy cap).
+        epoch: of the draws of dithered codes; None: codes are those of the nearest centres.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class Survey:
         hints: Hints,
         options: DynaQuantOptions,
         *,
+        epoch: int | None = None,
         sketches_of: Survey | None = None,
     ) -> None:
-        self.state, self.ref, self.options = state, ref, options
+        self.state, self.ref, self.options, self.epoch = state, ref, options, epoch
         if sketches_of is not None:  # same tensors, another base: the sketches do not depend on it
             self.__dict__["signed"] = sketches_of.signed
             self.__dict__["sensitivities"] = sketches_of.sensitivities
@@ -128,16 +130,16 @@ class Survey:
 
         A cut by magnitude is a range of the sketch; one by sensitivity needs a pass over the weights.
         """
-        return self._recent(name, cut, "survivors", self._count_survivors)
+        return self.recent(name, cut, "survivors", self._count_survivors)
 
     def tally(self, name: str, cut: Cut) -> tuple[Tally, float]:
         """Joint counts of survivors by bucket and base code, and how many weights each count stands for.
 
         States above `SAMPLE` weights are sampled in blocks spread over each tensor.
         """
-        return self._recent(name, cut, "tally", self._count_jointly)
+        return self.recent(name, cut, "tally", self._count_jointly)
 
-    def _recent(self, name: str, cut: Cut, what: str, make: Callable[..., T]) -> T:
+    def recent(self, name: str, cut: Cut, what: str, make: Callable[..., T]) -> T:
         """A count made for a recent candidate, or a new one; candidates that share cuts share counts."""
         key = (name, what, cut)
         with self._lock:
@@ -168,7 +170,7 @@ class Survey:
 
     def _count_jointly(self, name: str, cut: Cut) -> tuple[Tally, float]:
         base = None if self.ref is None else self.ref.coded(name)
-        part, slope, stride = self._sampled(name, cut)
+        part, slope, stride = self.sampled(name, cut)
         tally = seam.tally(
             part,
             slope,
@@ -181,7 +183,7 @@ class Survey:
         lean = replace(tally, counts=tally.counts.astype(np.int32))  # a sample's counts are small
         return lean, self.state[name].numel() / max(1, part.numel())
 
-    def _sampled(self, name: str, cut: Cut) -> tuple[Tensor, Tensor | None, int]:
+    def sampled(self, name: str, cut: Cut) -> tuple[Tensor, Tensor | None, int]:
         """(weights, gradient where the cut needs it, stride) of the sample that stands for a tensor."""
         weights = self.state[name].detach().reshape(-1)
         stride = stride_of(weights.numel(), self._total)
@@ -190,10 +192,10 @@ class Survey:
 
     def protected_bytes(self, name: str, cut: Cut) -> float:
         """Bytes that the tensor's protected weights take, from those of the sample."""
-        return self._recent(name, cut, "protected", self._encode_protected)
+        return self.recent(name, cut, "protected", self._encode_protected)
 
     def _encode_protected(self, name: str, cut: Cut) -> float:
-        part, slope, stride = self._sampled(name, cut)
+        part, slope, stride = self.sampled(name, cut)
         buckets = self.signed[name].buckets
         codes, patterns = seam.assign(part, slope, cut, np.zeros(buckets.size, np.uint8), buckets)
         base = None if self.ref is None else self.ref.coded(name)

@@ -103,7 +103,7 @@ def test_mixed_precision_with_a_gradient_scaler(tmp_path):
     )  # fmt: skip
     assert everything(resumed) == everything(whole)
     state = read_tree(tmp_path / "cut" / "last.ckpt")["MixedPrecision"]
-    assert resumed.precision_plugin.state_dict() == whole.precision_plugin.state_dict() == state[None]
+    assert resumed.precision_plugin.state_dict() == whole.precision_plugin.state_dict() == state
 
 
 def test_bfloat16_autocast_is_searched(tmp_path):

@@ -1,4 +1,4 @@
-"""Policies for optimizer moments: ``"8bit"`` (logarithmic blocks, entropy coded) and ``"exact"``.
+"""The policy ``"8bit"``: moments in logarithmic blocks of 8 bits, entropy coded.
 
 A moment is written whole at every checkpoint: between two of them nearly every code changes, and codes held
 as a base would cost a byte a value.  One that did not change at all costs nothing (found by its digest).
@@ -6,15 +6,14 @@ as a base would cost a byte a value.  One that did not change at all costs nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
-from dynaquant_core.config import require_choice
-from dynaquant_core.methods.base import Hints, Method, Reference, Space, Stream, StreamSource
+from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.blocks_reader import (
     OWN,
     POOL_POSITIVE,
@@ -25,7 +24,6 @@ from dynaquant_core.methods.blocks_reader import (
     Coded,
     coded_tensor,
 )
-from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.exact_reader import words_digest
 from dynaquant_core.methods.fixed import NoConfig, fixed_space
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
@@ -33,7 +31,7 @@ from dynaquant_core.quantize import blocks
 from dynaquant_core.state import TensorSpec, fits_float32, words_of
 from dynaquant_core.threads import map_threads
 
-__all__ = ["MOMENTS", "BlocksDraft", "BlocksReference", "LogBlocks", "moments_method"]
+__all__ = ["BlocksDraft", "BlocksReference", "LogBlocks", "is_signed"]
 
 CODE_CODECS: Final = ("constant", "rans", "raw")
 SCALE_CODECS: Final = ("constant", "planes", "zstd", "raw")
@@ -175,21 +173,3 @@ class LogBlocks:
         base = ref if isinstance(ref, BlocksReference) else None
         wanted = set(streams.specs if names is None else names)
         return BlocksDecoder(streams, base).reference([name for name in streams.specs if name in wanted])
-
-
-#: ``moments=`` -> the method that writes them, unless the weights' method owns moments itself.
-MOMENTS: Final[Mapping[str, Callable[[], Method]]] = {"8bit": LogBlocks, "exact": Exact}
-
-
-def moments_method(name: str) -> Method:
-    """The method of a moments policy.
-
-    Raises:
-        ConfigError: there is no policy of that name.
-
-    Example:
-        >>> moments_method("8bit").name
-        '8bit'
-    """
-    require_choice("store", "moments", name, tuple(MOMENTS))
-    return MOMENTS[name]()

@@ -1,0 +1,174 @@
+"""The price of restores: what the runs of one setting cost together, seeds averaged.
+
+The law (ours, docs/restoring.md): a restore loses the movement of training that its checkpoint does not
+hold.  The final loss grows by about a tenth for each unit of ``stale x interval`` summed over the restores,
+where the interval is the share of the training over which that movement was made.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.methods.registry import resolve_method
+
+__all__ = ["LAW", "LAW_RANGE", "Figure", "Price", "method_label", "prices", "uninterrupted"]
+
+#: Final cost per unit of the sum of stale x interval, and the range in which it was measured.
+LAW = 0.10
+LAW_RANGE = (0.05, 0.15)
+
+Run = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A mean and its spread.
+
+    Args:
+        mean: over seeds.
+        spread: standard deviation over seeds; None with one seed.
+    """
+
+    mean: float
+    spread: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Figure | None:
+        """Of the values that are known; None where none is.
+
+        Example:
+            >>> Figure.of([1.0, None, 3.0])
+            Figure(mean=2.0, spread=1.4142135623730951)
+        """
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Runs that differ in their seed only.
+
+    Args:
+        model, parameters, data, device: what was trained, and where.
+        method: its name and the options that are not as they come.
+        moments: policy for the optimizer's moments.
+        threshold: of the checkpoints.
+        interval: steps between checkpoints, a share of the training.
+        restores: how many.
+        seeds: of the runs.
+        ratio: of the weights, key checkpoints and saves after a restore included.
+        stale, noise, er: of the checkpoints restored from; without restores of all.
+        lost: sum over restores of stale x interval.
+        cost: relative degradation of the final held-out metric.
+        train_cost: of the mean training loss over the last interval.
+        floor: standard deviation of the uninterrupted runs' final metric over seeds, relative to its mean.
+    """
+
+    model: str
+    parameters: int
+    data: str
+    device: str
+    method: str
+    moments: str
+    threshold: float
+    interval: float
+    restores: int
+    seeds: list[int]
+    ratio: Figure | None
+    stale: Figure | None
+    noise: Figure | None
+    er: Figure | None
+    lost: Figure | None
+    cost: Figure | None
+    train_cost: Figure | None
+    floor: float | None
+
+
+def prices(results: Mapping[str, Any]) -> list[Price]:
+    """One entry for each setting of a results.json, in its order.
+
+    Args:
+        results: what the file holds.
+    """
+    groups: defaultdict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in results["runs"]:
+        key = ("model", "parameters", "data", "moments", "threshold", "interval_steps", "steps")
+        groups[(*(run[name] for name in key), method_label(run), len(run["failures"]))].append(run)
+    device = _device(results["environment"])
+    return [_price(runs, results["runs"], device) for runs in groups.values()]
+
+
+def _price(runs: Sequence[Run], everything: Sequence[Run], device: str) -> Price:
+    first = runs[0]
+    alike = [run for run in everything if _training(run) == _training(first)]
+    return Price(
+        model=first["model"],
+        parameters=first["parameters"],
+        data=first["data"],
+        device=device,
+        method=method_label(first),
+        moments=first["moments"],
+        threshold=first["threshold"],
+        interval=first["interval_steps"] / first["steps"],
+        restores=len(first["failures"]),
+        seeds=sorted(run["seed"] for run in runs),
+        ratio=Figure.of(run["totals"]["weights_ratio"] for run in runs),
+        stale=Figure.of(movement(run, "stale") for run in runs),
+        noise=Figure.of(movement(run, "noise") for run in runs),
+        er=Figure.of(movement(run, "er") for run in runs),
+        lost=Figure.of(run["stale_times_interval"] for run in runs),
+        cost=Figure.of(run["final"]["relative_degradation"] for run in runs),
+        train_cost=Figure.of(run["final"]["train_relative_degradation"] for run in runs),
+        floor=uninterrupted(alike)[1],
+    )
+
+
+def uninterrupted(runs: Sequence[Run]) -> tuple[Figure | None, float | None]:
+    """The final metric of the uninterrupted runs over their seeds, and its spread relative to its mean."""
+    values = {run["seed"]: run["final"]["baseline"] for run in runs}
+    figure = Figure.of(values.values())
+    if figure is None or figure.spread is None or not figure.mean:
+        return figure, None
+    return figure, figure.spread / abs(figure.mean)
+
+
+def movement(run: Run, name: str) -> float | None:
+    """Mean of stale, noise or er over the checkpoints that were restored from, or over all where none was."""
+    entries = run["restores"] or run["checkpoints"]
+    known = [(entry["movement_lost"] or {}).get(name) for entry in entries]
+    figure = Figure.of(known)
+    return None if figure is None else figure.mean
+
+
+def method_label(run: Run) -> str:
+    """A method's name, and its options as far as they are not what the name (and the profile) bring along.
+
+    Example:
+        >>> method_label({"method": "dynaquant", "options": {"coder": "huffman"}})
+        'dynaquant coder=huffman'
+    """
+    name, options = run["method"], run["options"]
+    profile = {"profile": options["profile"]} if options.get("profile") else {}
+    try:
+        usual = resolve_method({"name": name, **profile}).options()
+    except DynaQuantError:  # a method that is not installed here
+        usual = {}
+    changed = {key: value for key, value in options.items() if usual.get(key) != value}
+    return " ".join([name, *(f"{key}={value}" for key, value in (profile | changed).items())])
+
+
+def _training(run: Run) -> tuple[Any, ...]:
+    """What decides the uninterrupted run of a seed."""
+    return run["model"], run["parameters"], run["data"], run["steps"], run["interval_steps"]
+
+
+def _device(environment: Mapping[str, Any]) -> str:
+    device = str(environment.get("device", "unknown"))
+    return str(environment.get("processor") or device) if device == "cpu" else device

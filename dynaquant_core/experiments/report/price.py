@@ -1,0 +1,133 @@
+"""The price of restores in an experiment: a table, a sentence about chance, and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dynaquant_core.experiments.price import (
+    LAW,
+    LAW_RANGE,
+    Figure,
+    Price,
+    Run,
+    method_label,
+    uninterrupted,
+)
+from dynaquant_core.experiments.report.table import Row, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+__all__ = ["draw_price", "figure_text", "has_restores", "price_rows", "spread_line"]
+
+#: Colour-blind safe (Okabe and Ito), a method each; then they repeat with another mark.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
+MARKS = ("o", "s", "^", "D")
+GREY = "#777777"
+
+
+def has_restores(runs: Sequence[Run]) -> bool:
+    """Whether there is a price to show."""
+    return any(run["restores"] for run in runs)
+
+
+def price_rows(entries: Sequence[Price]) -> list[Row]:
+    """A row for each setting."""
+    return [_row(entry) for entry in entries]
+
+
+def _row(entry: Price) -> Row:
+    return {
+        "method": entry.method,
+        "threshold": percent(entry.threshold),
+        "interval": percent(entry.interval, digits=1),
+        "restores": str(entry.restores),
+        "seeds": str(len(entry.seeds)),
+        "weights ratio": figure_text(entry.ratio, "{:.1f}x"),
+        "stale": figure_text(entry.stale, "{:.3f}"),
+        "noise": figure_text(entry.noise, "{:.2f}"),
+        "er": figure_text(entry.er, "{:.2f}"),
+        "stale x interval": figure_text(entry.lost, "{:.3f}"),
+        "law": "-" if entry.lost is None else percent(LAW * entry.lost.mean, signed=True),
+        "final cost": figure_text(entry.cost, "{:+.2%}"),
+        "train loss cost": figure_text(entry.train_cost, "{:+.2%}"),
+    }
+
+
+def figure_text(figure: Figure | None, form: str) -> str:
+    """A mean and, where there are several seeds, its spread.
+
+    Example:
+        >>> figure_text(Figure(0.0123, 0.004), "{:+.2%}"), figure_text(Figure(2.0), "{:.1f}x")
+        ('+1.23% ± 0.40%', '2.0x')
+    """
+    if figure is None:
+        return "-"
+    text = form.format(figure.mean)
+    return text if figure.spread is None else f"{text} ± {form.replace('+', '').format(figure.spread)}"
+
+
+def spread_line(runs: Sequence[Run]) -> str:
+    """What uninterrupted runs of other seeds differ by: smaller costs cannot be told from chance."""
+    figure, floor = uninterrupted(runs)
+    if figure is None or figure.spread is None or floor is None:
+        return "uninterrupted runs: one seed, so that chance cannot be told from cost"
+    seeds = len({run["seed"] for run in runs})
+    metric = runs[0]["final"]["metric"]
+    return (
+        f"uninterrupted runs: final {metric} {figure.mean:.4f} ± {figure.spread:.4f} ({floor:.2%}) over "
+        f"{seeds} seeds"
+    )
+
+
+def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
+    """Left: final cost over the sum of stale x interval, a mark a run, with the law; right: over the ratio.
+
+    The grey band is what uninterrupted runs of other seeds differ by.
+    """
+    left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    labels = list(dict.fromkeys(method_label(run) for run in runs))
+    restored = [run for run in runs if run["restores"] and run["final"]["relative_degradation"] is not None]
+    for index, label in enumerate(labels):
+        mine = [run for run in restored if method_label(run) == label]
+        _marks(left, mine, [run["stale_times_interval"] for run in mine], index, label)
+        _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], index, label)
+    _law(left, restored)
+    floor = uninterrupted(runs)[1]
+    for axes in (left, right):
+        axes.axhline(0, color=GREY, linewidth=0.8)
+        if floor is not None:
+            axes.axhspan(-100 * floor, 100 * floor, color=GREY, alpha=0.15, linewidth=0)
+    left.set(xlabel="sum over restores of stale x interval", ylabel="final cost (%)")
+    left.set_title("What restores cost")
+    right.set(xlabel="raw / stored (weights)", title="and at which ratio")
+    left.legend(frameon=False, fontsize="small", loc="upper left")
+
+
+def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], index: int, label: str) -> None:
+    """A mark a run: hollow at a threshold above 1%, larger with more restores."""
+    colour, mark = COLOURS[index % len(COLOURS)], MARKS[index // len(COLOURS) % len(MARKS)]
+    named = False
+    for run, x in zip(runs, across, strict=True):
+        if x is None:
+            continue
+        axes.plot(
+            x,
+            100 * run["final"]["relative_degradation"],
+            mark,
+            color=colour,
+            markersize=4 + 0.5 * len(run["restores"]),
+            markerfacecolor="none" if run["threshold"] > 0.01 else colour,
+            label=None if named else label,
+        )
+        named = True
+
+
+def _law(axes: Axes, runs: Sequence[Run]) -> None:
+    far = max((run["stale_times_interval"] or 0.0 for run in runs), default=0.0)
+    if far > 0:
+        low, high = LAW_RANGE
+        axes.plot([0, far], [0, 100 * LAW * far], "--", color=GREY, label=f"{LAW:.0%} a unit")
+        axes.fill_between([0, far], [0, 100 * low * far], [0, 100 * high * far], color=GREY, alpha=0.1)

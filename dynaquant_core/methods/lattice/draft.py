@@ -1,0 +1,186 @@
+"""Drafts of the method ``lattice``: what a reader would get, its size, and the streams that say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dynaquant_core.coding import encode_smallest
+from dynaquant_core.config import LatticeConfig
+from dynaquant_core.methods.base import Reference, Stream
+from dynaquant_core.methods.lattice.cells import Cells, cells_of
+from dynaquant_core.methods.lattice.held import Held
+from dynaquant_core.methods.lattice.layout import BF16, EXACT, KEPT, NEW, NEW_WIDE, Layout, Row
+from dynaquant_core.methods.lattice.motion import motion, remember
+from dynaquant_core.methods.lattice.plan import Plan
+from dynaquant_core.methods.lattice.run_code import RunCode, run_code
+from dynaquant_core.methods.lattice.runs import runs_of
+from dynaquant_core.methods.words import CODECS, Plain, plain_of
+from dynaquant_core.state.spec import TensorSpec
+from dynaquant_core.threads import map_threads
+
+__all__ = ["LatticeDraft", "row_of"]
+
+#: Runs that are coded at once: their contexts take several bytes a weight.
+AT_ONCE = 8
+
+
+class LatticeDraft:
+    """One candidate; see `methods.base.Draft`.
+
+    Args:
+        config: the point.
+        state: live tensors by name.
+        base: what a reader holds, or None for a key checkpoint.
+        plan: where each tensor goes; None: every tensor beyond the lattice, as the config's scale says.
+        epoch: of the newest lattice.
+    """
+
+    def __init__(
+        self,
+        config: LatticeConfig,
+        state: Mapping[str, Tensor],
+        base: Held | None,
+        plan: Plan | None,
+        epoch: int,
+    ) -> None:
+        self.config, self.is_key = config, base is None
+        self._base = base
+        self._plan = plan
+        self._epoch = epoch
+        self._live: Mapping[str, Tensor] = state
+        self._specs = {name: TensorSpec.of(tensor) for name, tensor in state.items()}
+        self._held: dict[str, Cells | Plain] = {}
+        self._size: int | None = None
+
+    @property
+    def decoded(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) as a reader would get them, on the live tensors' devices."""
+        for name in self._specs:
+            device = self._live[name].device if name in self._live else "cpu"
+            yield name, self._tensor(name).tensor(device)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all streams, from counts."""
+        if self._size is None:
+            coded = map_threads(lambda run: self._run(run).row, runs_of(self._specs))
+            layout = len(self._layout(coded).stream().payload)
+            self._size = sum(run.bytes for run in coded) + layout
+        return self._size
+
+    def detach(self) -> None:
+        """Puts every tensor on its lattice and lets go of the live ones."""
+        if self._live:
+            names = list(self._specs)
+            self._held = dict(zip(names, map_threads(self._tensor, names), strict=True))
+            self._live = {}
+
+    def encode(self) -> tuple[Iterable[Stream], Reference]:
+        """The streams, a run at a time, and what a reader then holds."""
+        self.detach()
+        map_threads(self._remember, list(self._specs))
+        scale = self.config.scale if isinstance(self.config.scale, float) else 0.0
+        return self._streams(), Held(self._held, self._epoch, scale, restored=False)
+
+    def _tensor(self, name: str) -> Cells | Plain:
+        """What a reader would hold of a tensor."""
+        if name in self._held:
+            return self._held[name]
+        if self._plan is None:
+            return plain_of(self._live[name], bf16=self.config.scale == "bf16")
+        goes = self._plan.lattices[name]
+        if goes is None:
+            return plain_of(self._live[name], bf16=False)
+        cells = cells_of(name, self._live[name], goes.step, goes.epoch, goes.alphabet, goes.spread)
+        return plain_of(self._live[name], bf16=False) if cells is None else cells
+
+    def _below(self, name: str) -> Cells | Plain | None:
+        return None if self._base is None else self._base.tensors.get(name)
+
+    def _remember(self, name: str) -> None:
+        own, below = self._held[name], self._below(name)
+        if isinstance(own, Cells) and own.alphabet.narrow and below is not None:
+            known = motion(below, name, own.step, own.epoch, own.alphabet, own.packed.size)
+            remember(own.packed, known, own.alphabet)
+
+    def _run(self, names: Sequence[str]) -> Run:
+        members = {name: self._tensor(name) for name in names}
+        cells = [own for own in members.values() if isinstance(own, Cells)]
+        code = run_code(cells, {} if self._base is None else self._base.tensors) if cells else None
+        words = [self._words(name, own) for name, own in members.items() if isinstance(own, Plain)]
+        groups = {} if code is None else dict(zip(code.names, code.groups, strict=True))
+        rows = {name: row_of(own, self._below(name), groups.get(name, 0)) for name, own in members.items()}
+        size = sum(len(stream.payload) for stream in words) + (0 if code is None else code.bytes)
+        return Run(RunRow(rows, 0 if code is None else code.scheme, size), code, words)
+
+    def _words(self, name: str, own: Plain) -> Stream:
+        """A tensor that is on no lattice."""
+        below = self._below(name)
+        alike = isinstance(below, Plain) and below.bf16 == own.bf16
+        context = below.bits if alike and isinstance(below, Plain) else None
+        return Stream(name, "values", *encode_smallest(own.bits, context, CODECS))
+
+    def _streams(self) -> Iterator[Stream]:
+        runs, coded = runs_of(self._specs), []
+        for start in range(0, len(runs), AT_ONCE):
+            for row, streams in map_threads(self._coded_run, runs[start : start + AT_ONCE]):
+                coded.append(row)
+                yield from streams
+        yield self._layout(coded).stream()
+
+    def _coded_run(self, names: Sequence[str]) -> tuple[RunRow, list[Stream]]:
+        run = self._run(names)
+        return run.row, [*(() if run.code is None else run.code.streams()), *run.words]
+
+    def _layout(self, coded: Sequence[RunRow]) -> Layout:
+        rows = {name: row for run in coded for name, row in run.rows.items()}
+        base_epoch = None if self._base is None else self._base.epoch
+        scale = self.config.scale if isinstance(self.config.scale, float) else 0.0
+        schemes = [run.scheme for run in coded]
+        return Layout(self._epoch, base_epoch, scale, [rows[name] for name in self._specs], schemes)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What the layout and the size need of a run that was coded.
+
+    Args:
+        rows: of its tensors by name.
+        scheme: of its residuals.
+        bytes: of its streams, predicted.
+    """
+
+    rows: Mapping[str, Row]
+    scheme: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run about to be written.
+
+    Args:
+        row: what is kept of it.
+        code: of its tensors on a lattice; None where there is none.
+        words: streams of the others.
+    """
+
+    row: RunRow
+    code: RunCode | None
+    words: list[Stream]
+
+
+def row_of(own: Cells | Plain, below: Cells | Plain | None, group: int) -> Row:
+    """How the layout says where a tensor is."""
+    if isinstance(own, Plain):
+        return Row(BF16 if own.bf16 else EXACT)
+    if isinstance(below, Cells) and (below.step, below.epoch, below.alphabet) == (
+        own.step,
+        own.epoch,
+        own.alphabet,
+    ):
+        return Row(KEPT, 0.0, group)
+    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group)

@@ -1,0 +1,55 @@
+"""What a reader holds after a checkpoint of the method ``lattice``: about one byte a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from dynaquant_core.methods.lattice.cells import Cells
+from dynaquant_core.methods.words import Plain
+from dynaquant_core.threads import map_threads, thread_count
+
+__all__ = ["Held"]
+
+
+class Held:
+    """A whole checkpoint on its lattices; a `Reference` (methods.base).
+
+    Args:
+        tensors: what is held of each, by name.
+        epoch: of the newest lattice.
+        scale: of the newest lattice; 0 where a checkpoint beyond the lattice was the last.
+        restored: it was read from a file, so a run may have begun on these very values: the next checkpoint
+            must draw its offsets anew.
+        wanted: names that `items` yields; None: all.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Cells | Plain],
+        epoch: int,
+        scale: float,
+        *,
+        restored: bool,
+        wanted: frozenset[str] | None = None,
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.epoch = epoch
+        self.scale = scale
+        self.restored = restored
+        self._names = [name for name in self.tensors if wanted is None or name in wanted]
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields (name, tensor), on the CPU; a few are decoded at a time, one a thread."""
+        count = thread_count()
+        for start in range(0, len(self._names), count):
+            batch = self._names[start : start + count]
+            yield from zip(batch, map_threads(self._tensor, batch), strict=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors, decoded."""
+        return dict(zip(self._names, map_threads(self._tensor, self._names), strict=True))
+
+    def _tensor(self, name: str) -> Tensor:
+        return self.tensors[name].tensor()

@@ -1,0 +1,104 @@
+"""The stream ``layout``: how each tensor is held and which scheme codes each run.
+
+A header of 17 bytes (epoch of new lattices and of the base's, whether there is a base, the scale), then
+columns of one byte a tensor (kind, step's low and high byte, class), then one byte a run (scheme).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynaquant_core.coding import encode_smallest
+from dynaquant_core.errors import CorruptFileError
+from dynaquant_core.methods.base import Stream, StreamSource
+from dynaquant_core.methods.lattice.contexts import CLASSES, SCHEMES, SHARED_SCHEMES
+from dynaquant_core.methods.streams import decode_stream
+from dynaquant_core.quantize.lattice import is_step
+
+__all__ = ["BF16", "EXACT", "KEPT", "NEW", "NEW_WIDE", "PLAIN", "Layout", "Row"]
+
+#: How a tensor is held: on its base's lattice; on a new one in narrow or wide cells; in words.
+KEPT, NEW, NEW_WIDE, BF16, EXACT = range(5)
+PLAIN = (BF16, EXACT)
+
+HEADER = struct.Struct("<IIBd")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one tensor is held.
+
+    Args:
+        kind: one of this module's.
+        step: of a new lattice; 0 otherwise.
+        group: its class within a run that it shares.
+    """
+
+    kind: int
+    step: float = 0.0
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a checkpoint holds its tensors.
+
+    Args:
+        epoch: of the lattices that are new here.
+        base_epoch: the same of the base; None without one.
+        scale: of the config; 0 where it has none.
+        rows: one a tensor, in order.
+        schemes: one a run, in order.
+    """
+
+    epoch: int
+    base_epoch: int | None
+    scale: float
+    rows: Sequence[Row]
+    schemes: Sequence[int]
+
+    def stream(self) -> Stream:
+        """The layout as a stream."""
+        header = HEADER.pack(self.epoch, self.base_epoch or 0, self.base_epoch is not None, self.scale)
+        steps = np.array([row.step for row in self.rows], "<f4").view("<u2")[1::2]
+        columns = (
+            np.frombuffer(header, np.uint8),
+            np.array([row.kind for row in self.rows], np.uint8),
+            (steps & 255).astype(np.uint8),
+            (steps >> 8).astype(np.uint8),
+            np.array([row.group for row in self.rows], np.uint8),
+            np.array(self.schemes, np.uint8),
+        )
+        return Stream("", "layout", *encode_smallest(np.concatenate(columns), None, ("raw", "zstd")))
+
+    @classmethod
+    def read(cls, source: StreamSource, runs: Sequence[tuple[str, ...]]) -> Layout:
+        """Reads a source's layout; raises CorruptFileError where it does not fit the source's tensors."""
+        count = len(source.specs)
+        packed = np.empty(HEADER.size + 4 * count + len(runs), np.uint8)
+        decode_stream(source, "", "layout", packed)
+        epoch, base_epoch, based, scale = HEADER.unpack(packed[: HEADER.size].tobytes())
+        columns = packed[HEADER.size : HEADER.size + 4 * count].reshape(4, count)
+        rows = _rows(columns)
+        schemes = packed[HEADER.size + 4 * count :].tolist()
+        limits = [len(SCHEMES if len(run) == 1 else SHARED_SCHEMES) for run in runs]
+        if based > 1 or any(scheme >= limit for scheme, limit in zip(schemes, limits, strict=True)):
+            raise CorruptFileError("layout stream: a flag or a scheme is not one that is written.")
+        return cls(epoch, base_epoch if based else None, scale, rows, schemes)
+
+
+def _rows(columns: NDArray[np.uint8]) -> list[Row]:
+    kinds, low, high, groups = columns
+    bits = (high.astype(np.uint32) << 24) | (low.astype(np.uint32) << 16)
+    steps = bits.view(np.float32)
+    rows = [Row(*row) for row in zip(kinds.tolist(), steps.tolist(), groups.tolist(), strict=True)]
+    for row in rows:
+        good = row.kind <= EXACT and row.group < CLASSES
+        if not good or (row.kind in (NEW, NEW_WIDE) and not is_step(row.step)):
+            raise CorruptFileError(f"layout stream: {row} is no way to hold a tensor.")
+    return rows

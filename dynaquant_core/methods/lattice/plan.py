@@ -1,0 +1,156 @@
+"""On which lattice each tensor of a save goes: its base's, or a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from torch import Tensor
+
+from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.lattice.cells import Alphabet, Cells
+from dynaquant_core.methods.lattice.held import Held
+from dynaquant_core.quantize.flat import flatten
+from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of
+from dynaquant_core.state.raw import words_of
+from dynaquant_core.threads import map_threads
+
+__all__ = ["Lattice", "Plan", "fresh_epoch", "next_epoch", "plan"]
+
+#: Weights of each tensor that the first epoch of a chain depends on.
+DRAWN_FROM = 1 << 10
+#: Values of a tensor that are looked at before all of them are.
+LOOK = 1 << 8
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """Where one tensor goes.
+
+    Args:
+        step: of the lattice.
+        epoch: of the lattice.
+        alphabet: of a lattice that stays; None: to be chosen.
+        spread: of the tensor's values, where it was measured; else 0.
+    """
+
+    step: float
+    epoch: int
+    alphabet: Alphabet | None = None
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every tensor goes.
+
+    Args:
+        lattices: by name; None: on none, but in words, which of equal values are next to nothing.
+        epoch: of the newest lattice.
+    """
+
+    lattices: Mapping[str, Lattice | None]
+    epoch: int
+
+
+def plan(state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints) -> Plan:
+    """Plans a save.
+
+    A lattice stays while the scale does and the run goes on.  After a restore every offset is drawn anew: the
+    weights began on points of the old lattice and would snap back to them.  Only a tensor that still is what
+    the base decodes to, a frozen one, stays where it is: its noise would add up from restore to restore.
+    """
+    level = _found("level", hints, lambda: _those(lambda name: _is_level(state[name]), state))
+    rough = [name for name in state if name not in level]
+    epoch = fresh_epoch(state) if base is None else next_epoch(base)
+    lattices = {} if base is None else _kept(rough, state, base, scale, hints)
+    new = [name for name in rough if name not in lattices]
+    if new:
+        lattices |= _drawn(new, state, scale, epoch, hints)
+    return Plan({name: lattices.get(name) for name in state}, epoch)
+
+
+def _kept(
+    names: Iterable[str], state: Mapping[str, Tensor], base: Held, scale: float, hints: Hints
+) -> dict[str, Lattice]:
+    """Those that stay on their base's lattice."""
+    cells = {name: held for name in names if isinstance(held := base.tensors[name], Cells)}
+    stay: Collection[str] = cells
+    if base.restored or base.scale != scale:
+        stay = _found("still", hints, lambda: _those(lambda name: _is_still(cells[name], state[name]), cells))
+    return {name: Lattice(cells[name].step, cells[name].epoch, cells[name].alphabet) for name in stay}
+
+
+def _is_level(tensor: Tensor) -> bool:
+    """Whether all values are equal: biases before training, frozen masks."""
+    flat = flatten(tensor)
+    first = flat[:LOOK]
+    return bool((first == first[:1]).all()) and bool((flat == flat[:1]).all())
+
+
+def _is_still(held: Cells, tensor: Tensor) -> bool:
+    """Whether a tensor has every bit that ``held`` decodes to; most others differ in their first values."""
+    flat = flatten(tensor)
+    if not np.array_equal(words_of(flat[:LOOK]), words_of(held.head(LOOK).tensor())):
+        return False
+    return np.array_equal(words_of(flat), words_of(held.tensor()))
+
+
+def _those(holds: Callable[[str], bool], names: Iterable[str]) -> frozenset[str]:
+    """The names of which something holds."""
+    asked = list(names)
+    return frozenset(name for name, yes in zip(asked, map_threads(holds, asked), strict=True) if yes)
+
+
+def _found(what: str, hints: Hints, find: Callable[[], frozenset[str]]) -> frozenset[str]:
+    """Looks once a save, whatever the number of drafts."""
+    key = ("lattice", what)
+    if key not in hints.scratch:
+        hints.scratch[key] = find()
+    names: frozenset[str] = hints.scratch[key]
+    return names
+
+
+def _drawn(
+    wanted: Iterable[str], state: Mapping[str, Tensor], scale: float, epoch: int, hints: Hints
+) -> dict[str, Lattice]:
+    """New lattices; their steps depend on all tensors."""
+    stats = _stats(state, hints)
+    steps = steps_of(scale, stats)
+    return {name: Lattice(steps[name], epoch, None, stats[name].std) for name in wanted}
+
+
+def _stats(state: Mapping[str, Tensor], hints: Hints) -> dict[str, TensorStat]:
+    """Measured once a save, whatever the number of drafts."""
+    known: dict[str, TensorStat] | None = hints.scratch.get(("lattice", "stats"))
+    if known is None:
+        spreads = map_threads(spread, list(state.values()))
+        known = {
+            name: TensorStat(tensor.numel(), std, _fisher(name, hints))
+            for (name, tensor), std in zip(state.items(), spreads, strict=True)
+        }
+        hints.scratch["lattice", "stats"] = known
+    return known
+
+
+def _fisher(name: str, hints: Hints) -> float | None:
+    """Mean squared gradient: the optimizer's own, else of the gradient's average."""
+    if name in hints.fisher:
+        return hints.fisher[name]
+    gradient = hints.gradients.get(name)
+    return None if gradient is None else float(gradient.detach().double().square().mean())
+
+
+def next_epoch(base: Held) -> int:
+    """The epoch of lattices that follow a base: another one after a restore."""
+    return (base.epoch + base.restored) % 2**32
+
+
+def fresh_epoch(state: Mapping[str, Tensor]) -> int:
+    """The epoch of a chain's first lattice: a digest of the weights, so that no two chains share offsets."""
+    digest = xxhash.xxh3_64(seed=len(state))
+    for tensor in state.values():
+        digest.update(words_of(tensor.detach().reshape(-1)[:DRAWN_FROM]).tobytes())
+    return digest.intdigest() & 0xFFFFFFFF

@@ -1,0 +1,60 @@
+"""The table of policies for optimizer moments: what ``moments=`` accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Final
+
+from dynaquant_core.config import require
+from dynaquant_core.methods.base import Method
+from dynaquant_core.methods.exact import Exact
+from dynaquant_core.methods.moments.compact import Compact
+from dynaquant_core.methods.moments.eight_bit import LogBlocks
+from dynaquant_core.methods.moments.minimal import Minimal
+from dynaquant_core.methods.moments.none import Dropped
+from dynaquant_core.methods.moments.second import SecondOnly
+
+__all__ = ["MOMENTS", "least_bytes", "moments_method"]
+
+#: ``moments=`` -> the method that writes them, unless the weights' method owns moments itself; from the one
+#: that keeps most to the one that keeps least.
+MOMENTS: Final[Mapping[str, Callable[[], Method]]] = {
+    "exact": Exact,
+    "8bit": LogBlocks,
+    "compact": Compact,
+    "minimal": Minimal,
+    "second": SecondOnly,
+    "none": Dropped,
+}
+
+#: Bytes a value that a policy writes at least, about, where values change.
+LEAST_BYTES: Final = {"8bit": 0.7, "compact": 0.2, "minimal": 0.02, "second": 0.0, "none": 0.0}
+
+
+def moments_method(name: str) -> Method:
+    """The method of a moments policy.
+
+    Raises:
+        ConfigError: there is no policy of that name; the nearest one is named.
+
+    Example:
+        >>> moments_method("8bit").name
+        '8bit'
+    """
+    known = ", ".join(map(repr, MOMENTS))
+    near = get_close_matches(name, MOMENTS, n=1) if isinstance(name, str) else []
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    good = isinstance(name, str) and name in MOMENTS
+    require(good, f"store: moments must be one of {known}, got {name!r}{hint}")
+    return MOMENTS[name]()
+
+
+def least_bytes(method: str) -> float:
+    """Bytes a value that a moments part takes at least, for an estimate; as of 8 bits where not known.
+
+    Example:
+        >>> least_bytes("none")
+        0.0
+    """
+    return LEAST_BYTES.get(method, LEAST_BYTES["8bit"])

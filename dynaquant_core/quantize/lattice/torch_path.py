@@ -1,0 +1,85 @@
+"""The lattice as tensor operations on any device whose float32 division is rounded correctly (CUDA's is).
+
+The same integers and the same roundings as `kernels`, so the same symbols and values, bit for bit.  torch has
+no 64-bit unsigned arithmetic everywhere: int64 wraps around alike, and a shift is made logical by a mask.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.quantize.lattice import offset_kernels
+from dynaquant_core.quantize.torch_path import chunks, on_device, to_host
+
+__all__ = ["dequantise", "offsets", "quantise"]
+
+#: See `kernels`.
+MIDDLE, ESCAPE = 128, 0
+
+
+def signed(word: np.uint64) -> int:
+    """The int64 of the same 64 bits."""
+    return int(word.astype(np.int64))
+
+
+def shifted(z: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def offsets(key: np.uint64, part: slice, device: torch.device) -> Tensor:
+    """float32 offsets of a range of indices, on a device."""
+    first = part.start // 4
+    block = torch.arange(first, -(-part.stop // 4), dtype=torch.int64, device=device)
+    z = (block + 1) * signed(offset_kernels.GOLDEN) + signed(key)
+    z = (z ^ shifted(z, 30)) * signed(offset_kernels.FIRST)
+    z = (z ^ shifted(z, 27)) * signed(offset_kernels.SECOND)
+    z ^= shifted(z, 31)
+    numbers = torch.stack([(z >> bits) & 0xFFFF for bits in (0, 16, 32, 48)], dim=1).view(-1)
+    numbers = numbers[part.start - 4 * first : part.stop - 4 * first]
+    return numbers.to(torch.float32) * float(offset_kernels.UNIT) + float(offset_kernels.LOWEST)
+
+
+def on_same_device(number: np.float32, tensor: Tensor) -> Tensor:
+    """A number as a tensor: by a plain number, torch divides through a reciprocal on some devices."""
+    return torch.tensor(float(number), dtype=torch.float32, device=tensor.device)
+
+
+def quantise(
+    flat: Tensor, step: np.float32, key: np.uint64, symbols: NDArray[np.uint8]
+) -> NDArray[np.int32] | None:
+    """See `cpu_path.quantise`."""
+    width = on_same_device(step, flat)
+    found = [np.zeros(0, dtype=np.int32)]
+    for part in chunks(flat.numel()):
+        k = torch.round(flat[part].to(torch.float32) / width - offsets(key, part, flat.device))
+        within = k.abs() < MIDDLE
+        escaped = k[~within]
+        if not bool((escaped.abs() < 2.0**31).all()):
+            return None
+        symbols[part] = to_host(torch.where(within, k + MIDDLE, ESCAPE).to(torch.uint8))
+        found.append(to_host(escaped.to(torch.int32)))
+    return np.concatenate(found)
+
+
+def dequantise(
+    symbols: NDArray[np.uint8],
+    escapes: NDArray[np.int32],
+    step: np.float32,
+    key: np.uint64,
+    limit: np.float32,
+    out: Tensor,
+    pieces: list[tuple[slice, int]],
+) -> None:
+    """See `cpu_path.dequantise`."""
+    width, values = on_same_device(step, out), on_device(escapes, out.device).to(torch.float32)
+    for part, used in pieces:
+        codes = on_device(symbols[part], out.device)
+        k = codes.to(torch.float32) - MIDDLE
+        zeros = codes == ESCAPE
+        k[zeros] = values[used : used + int(zeros.sum())]
+        decoded = (k + offsets(key, part, out.device)) * width
+        out[part] = decoded.clamp_(-float(limit), float(limit)).to(out.dtype)

@@ -1,0 +1,101 @@
+"""Which of an optimizer's tensors belong to which weight: by name where a state has names, else in order.
+
+Torch numbers parameters; `training.capture` and the frameworks' own savers put names there.  Numbers are
+matched to the weights in the order of both, each to the next one of its shape.  Where some find none, the
+optimizer has groups, as a rule matrices that decay and vectors that do not, and both are matched apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from dynaquant_core.state.leaves import Leaf, Path
+
+__all__ = ["Owned", "owned_by"]
+
+#: Kind ("exp_avg", "step", ...) -> tensor.
+Owned = Mapping[str, Tensor]
+Shape = tuple[int, ...]
+
+#: Buffers that lie among the parameters they are of the shape of.
+STATISTICS = ("running_mean", "running_var")
+
+
+def owned_by(leaves: Sequence[Leaf], weights: Sequence[str]) -> dict[str, Owned]:
+    """The optimizer's tensors of each weight that it trains.
+
+    Args:
+        leaves: of a whole state.
+        weights: names of the leaves that are weights.
+
+    Returns:
+        Weight name -> kind -> tensor, for every weight that an optimizer holds something for.
+
+    Example:
+        >>> import torch
+        >>> from dynaquant_core.state.tree import flatten
+        >>> adam = {"state": {0: {"exp_avg": torch.ones(4)}}, "param_groups": []}
+        >>> leaves = flatten({"model": {"w": torch.zeros(4)}, "optimizer": adam}).leaves
+        >>> list(owned_by(leaves, ["model.w"])["model.w"])
+        ['exp_avg']
+    """
+    wanted = set(weights)
+    shapes = {leaf.name: tuple(leaf.tensor.shape) for leaf in leaves if leaf.name in wanted}
+    found: dict[str, Owned] = {}
+    for entries in _optimizers(leaves).values():
+        for key, owned in entries.items():
+            owner = _named(key, shapes) if isinstance(key, str) else None
+            if owner is not None:
+                found.setdefault(owner, owned)
+        numbered = {key: owned for key, owned in entries.items() if isinstance(key, int)}
+        free = {name: shape for name, shape in shapes.items() if name not in found}
+        found |= {owner: numbered[key] for key, owner in _in_order(numbered, free).items()}
+    return found
+
+
+def _optimizers(leaves: Sequence[Leaf]) -> dict[Path, dict[str | int, dict[str, Tensor]]]:
+    """Path of a ``state`` node -> parameter's key in it -> kind -> tensor."""
+    found: dict[Path, dict[str | int, dict[str, Tensor]]] = {}
+    for leaf in leaves:
+        if leaf.in_optimizer and "state" in leaf.path[:-2]:
+            place = max(at for at, key in enumerate(leaf.path[:-2]) if key == "state") + 1
+            entries = found.setdefault(leaf.path[:place], {})
+            entries.setdefault(leaf.path[place], {})[str(leaf.path[-1])] = leaf.tensor
+    return found
+
+
+def _named(key: str, shapes: Mapping[str, Shape]) -> str | None:
+    """The weight that ends with a parameter's name, after as little else as possible."""
+    tail = "." + key
+    ends = [name for name in shapes if name == key or name.endswith(tail)]
+    return min(ends, key=lambda name: name.count("."), default=None)
+
+
+def _in_order(entries: Mapping[int, Owned], weights: Mapping[str, Shape]) -> dict[int, str]:
+    """Matches numbers to weights; those of normalisation's running statistics are no parameters."""
+    shapes = {
+        number: {tuple(tensor.shape) for tensor in entries[number].values() if tensor.dim()}
+        for number in sorted(entries)
+    }
+    trained = {name: shape for name, shape in weights.items() if not name.endswith(STATISTICS)}
+    whole = _aligned(shapes, trained)
+    if len(whole) == len(shapes):
+        return whole
+    found: dict[int, str] = {}
+    for flat in (False, True):
+        some = {name: shape for name, shape in trained.items() if (len(shape) < 2) == flat}
+        found |= _aligned(shapes, some)
+    return found
+
+
+def _aligned(shapes: Mapping[int, set[Shape]], weights: Mapping[str, Shape]) -> dict[int, str]:
+    """Gives each number the next weight of one of its shapes; one that finds none passes nothing over."""
+    names, place = list(weights), 0
+    found: dict[int, str] = {}
+    for number, own in shapes.items():
+        at = next((at for at in range(place, len(names)) if weights[names[at]] in own), None)
+        if at is not None:
+            found[number], place = names[at], at + 1
+    return found

@@ -1,0 +1,109 @@
+"""How much of training's movement a checkpoint would lose, estimated on a sample of the weights.
+
+What a restore costs is movement that was not stored (stale), not error.  To know it takes the weights that
+this life of the training began from.  A copy of them all would be one more model in memory; so up to `SAMPLE`
+weights at even distances are kept: 4 MB, for a standard error of stale of about sqrt(noise / SAMPLE), below
+0.006 where noise is 30.  A search decodes every candidate that it measures; the sample is taken in passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from dynaquant_core.methods.base import Draft
+from dynaquant_core.training.capture import model_state
+from dynaquant_core.training.subject import Subject
+
+__all__ = ["SAMPLE", "Movement", "Start"]
+
+#: At most about so many weights are looked at.
+SAMPLE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A sample of the weights that a life began from.
+
+    Args:
+        values: name in the captured tree -> float32[n] on the CPU.
+        stride: every so manieth weight of a tensor; odd, so that it meets every column of a matrix.
+    """
+
+    values: Mapping[str, Tensor]
+    stride: int
+
+    @classmethod
+    def of(cls, subject: Subject) -> Start:
+        """The live weights, sampled: floating tensors of two dimensions and more."""
+        tensors = {
+            f"model.{key}.{name}" if key else f"model.{name}": tensor
+            for key, model in subject.models.items()
+            for name, tensor in model_state(model).items()
+            if _has_weights(tensor)
+        }
+        stride = -(-sum(tensor.numel() for tensor in tensors.values()) // SAMPLE) | 1
+        return cls({name: _sampled(tensor, stride) for name, tensor in tensors.items()}, stride)
+
+
+class Movement:
+    """What the candidates of one save would lose.
+
+    Args:
+        start: of this life.
+        live: name -> the true weights; looked at now, and not kept.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> movement = Movement(Start({"w": torch.zeros(2)}, 1), {"w": torch.tensor([2.0, 0.0])})
+        >>> draft = SimpleNamespace(decoded=[("w", torch.tensor([1.5, 1.0]))])
+        >>> [name for name, _ in movement.followed(draft)]
+        ['w']
+        >>> movement.lost(draft)
+        {'stale': 0.25, 'noise': 0.25}
+    """
+
+    def __init__(self, start: Start, live: Mapping[str, Tensor]) -> None:
+        self._start = start
+        now = {name: _sampled(tensor, start.stride) for name, tensor in live.items() if name in start.values}
+        fits = {name: values for name, values in now.items() if values.shape == start.values[name].shape}
+        self._moved = {name: values - start.values[name] for name, values in fits.items()}
+        self._found: dict[int, dict[str, float]] = {}
+
+    def followed(self, draft: Draft) -> Iterator[tuple[str, Tensor]]:
+        """``draft.decoded``, looked at in passing; `lost` knows about it when the last was taken."""
+        mm = dm = dd = 0.0
+        for name, tensor in draft.decoded:
+            if name in self._moved:
+                moved = self._moved[name].double()
+                taken = (_sampled(tensor, self._start.stride) - self._start.values[name]).double()
+                mm += float(moved @ moved)
+                dm += float(taken @ moved)
+                dd += float(taken @ taken)
+            yield name, tensor
+        if mm:
+            self._found[id(draft)] = {"stale": 1.0 - dm / mm, "noise": max(0.0, dd - dm * dm / mm) / mm}
+
+    def forget(self, draft: Draft) -> None:
+        """To be called for a new draft, which may have the identity of one that is gone."""
+        self._found.pop(id(draft), None)
+
+    def lost(self, draft: Draft) -> dict[str, float] | None:
+        """``{"stale", "noise"}`` of a draft that was followed; None of another, or where nothing moved."""
+        return self._found.get(id(draft))
+
+
+def _has_weights(tensor: object) -> bool:
+    if not isinstance(tensor, Tensor) or is_lazy(tensor) or tensor.is_meta:
+        return False
+    return tensor.is_floating_point() and tensor.dim() >= 2
+
+
+def _sampled(tensor: Tensor, stride: int) -> Tensor:
+    """Every ``stride``-th value, as float32 on the CPU; a copy."""
+    flat = tensor.detach().flatten()[::stride]
+    return flat.to("cpu", torch.float32, copy=True)

@@ -1,0 +1,174 @@
+"""What a threshold buys: figures of many runs, and the law of restores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.experiments.plan import Wish, nearest_options, read_figures, read_prices
+from dynaquant_core.experiments.price import LAW, LAW_RANGE, Figure, Price, method_label, prices
+from dynaquant_core.experiments.report import spread_line
+from dynaquant_core.experiments.report.price import figure_text, price_rows
+from dynaquant_core.methods.registry import resolve_method
+
+
+def run(seed: int, k: int, *, cost: float = 0.02, stale: float = 0.4, **changes: Any) -> dict[str, Any]:
+    """A run of 100 steps with a checkpoint every 10, as results.json has it."""
+    lost = {"stale": stale, "noise": 1.0, "er": None}
+    restores = [{"movement_lost": lost, "span": 0.1} for _ in range(k)]
+    return {
+        "method": "dynaquant",
+        "options": resolve_method("dynaquant").options(),
+        "seed": seed,
+        "threshold": 0.01,
+        "model": "char_gpt",
+        "data": "verse.txt",
+        "parameters": 1000,
+        "moments": "exact",
+        "interval_steps": 10,
+        "steps": 100,
+        "failures": list(range(k)),
+        "restores": restores,
+        "stale_times_interval": k * stale * 0.1,
+        "checkpoints": [{"movement_lost": {**lost, "stale": stale / 2}}],
+        "totals": {"weights_ratio": 40.0 + seed},
+        "final": {
+            "metric": "loss",
+            "baseline": 2.0 + 0.1 * seed,
+            "relative_degradation": cost,
+            "train_relative_degradation": None,
+        },
+    } | changes
+
+
+def results(*runs: dict[str, Any]) -> dict[str, Any]:
+    return {"runs": list(runs), "environment": {"device": "cpu", "processor": "a processor"}}
+
+
+def test_seeds_are_averaged_and_settings_kept_apart() -> None:
+    found = prices(
+        results(run(0, 0), run(1, 0), run(0, 5, cost=0.01), run(1, 5, cost=0.03), run(0, 5, threshold=0.05))
+    )
+    assert [(entry.threshold, entry.restores, entry.seeds) for entry in found] == [
+        (0.01, 0, [0, 1]),
+        (0.01, 5, [0, 1]),
+        (0.05, 5, [0]),
+    ]
+    whole, five, loose = found
+    assert five.cost == Figure(0.02, pytest.approx(0.0141421356))
+    assert five.ratio == Figure(40.5, pytest.approx(0.70710678))
+    assert five.lost is not None
+    assert (five.interval, five.lost.mean, five.er, five.train_cost) == (0.1, pytest.approx(0.2), None, None)
+    assert whole.stale is not None
+    assert five.stale is not None
+    assert (whole.stale.mean, five.stale.mean) == (0.2, 0.4), "of all checkpoints, and of those restored from"
+    assert five.floor == pytest.approx(0.0707107 / 2.05, rel=1e-5)
+    assert loose.cost == Figure(0.02, None)
+    assert (five.device, five.method) == ("a processor", "dynaquant")
+
+
+def test_a_method_is_called_by_what_is_special_about_it() -> None:
+    paper = resolve_method({"name": "dynaquant", "profile": "paper"}).options()
+    assert method_label({"method": "dynaquant", "options": paper}) == "dynaquant profile=paper"
+    assert method_label({"method": "dynaquant", "options": paper | {"sigma": 0.5}}).endswith(
+        "paper sigma=0.5"
+    )
+    assert method_label({"method": "gone", "options": {"a": 1}}) == "gone a=1"
+
+
+def test_the_table_and_the_sentence_show_the_spread() -> None:
+    runs = [run(0, 5, cost=0.01), run(1, 5, cost=0.03), run(0, 1, stale_times_interval=None)]
+    first, second = price_rows(prices(results(*runs)))
+    assert (first["final cost"], first["weights ratio"]) == ("+2.00% ± 1.41%", "40.5x ± 0.7x")
+    assert (first["stale x interval"], first["law"], first["er"]) == ("0.200 ± 0.000", "+2.00%", "-")
+    assert (second["stale x interval"], second["law"]) == ("-", "-")
+    assert spread_line(runs) == "uninterrupted runs: final loss 2.0500 ± 0.0707 (3.45%) over 2 seeds"
+    assert "one seed" in spread_line(runs[:1])
+    assert figure_text(None, "{}") == "-"
+
+
+def price(**changes: Any) -> Price:
+    """Ten restores of dynaquant at 10% intervals, with a stale of 0.4 and a ratio of 40."""
+    return replace(prices(results(run(0, 10)))[0], **changes)
+
+
+def test_the_nearest_setting_is_taken_for_each_method_and_threshold() -> None:
+    table = [
+        price(interval=0.1, restores=10),
+        price(interval=0.02, restores=10),
+        price(interval=0.02, restores=0),
+        price(interval=0.1, restores=10, threshold=0.05),
+        price(interval=0.1, restores=10, method="other"),
+    ]
+    found = nearest_options(Wish(8, 0.03), table)
+    assert [option.measured for option in found] == [table[1], table[3], table[4]]
+    chosen = nearest_options(Wish(8, 0.03, threshold=0.04), table)
+    assert [option.measured for option in chosen] == [table[3], table[4]]
+    assert nearest_options(Wish(0, 0.02), table)[0].measured is table[2]
+
+
+def test_the_law_is_applied_to_the_training_between_restores() -> None:
+    wish = Wish(9, 0.1, parameters=10**6)
+    assert wish.lost == pytest.approx(0.85)  # nine tenths, less half an interval
+    (option,) = nearest_options(wish, [price()])
+    assert option.cost == pytest.approx(LAW * 0.4 * 0.85)
+    assert option.cost_range == pytest.approx((LAW_RANGE[0] * 0.34, LAW_RANGE[1] * 0.34))
+    assert option.stored == pytest.approx(4e6 * 10 / 40)
+    (free,) = nearest_options(Wish(0, 0.1), [price()])
+    assert (free.cost, free.stored) == (0.0, None)
+    (unknown,) = nearest_options(wish, [price(stale=None)])
+    assert unknown.cost is None
+    (negative,) = nearest_options(wish, [price(stale=Figure(-0.01))])
+    assert negative.cost == 0.0
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"restores": -1}, "restores must be 0 or more, got -1"),
+        ({"interval": 0.0}, "between 0 and 1"),
+        ({"interval": 1.0}, "between 0 and 1"),
+        ({"interval": float("nan")}, "between 0 and 1"),
+        ({"restores": 10, "interval": 0.1}, "10 restores need more than 10 checkpoint intervals"),
+        ({"threshold": 0.0}, "threshold must be a share above 0"),
+        ({"threshold": float("inf")}, "threshold must be a share above 0"),
+        ({"parameters": 0}, "params must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Wish(**{"restores": 1, "interval": 0.1} | wish)
+
+
+def test_shipped_figures_name_where_they_come_from() -> None:
+    figures = read_figures()
+    assert figures
+    for entry in figures:
+        assert entry.model
+        assert entry.parameters > 0
+        assert entry.device
+        assert entry.ratio is not None
+        assert 0 < entry.interval < 1
+    assert {"dynaquant", "dynaquant profile=paper"} <= {entry.method for entry in figures}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": 3}', '{"runs": [{}], "environment": {}}', "\x00"])
+def test_a_file_that_holds_no_prices_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text, encoding="utf-8")
+    for read in (read_prices, read_figures):
+        with pytest.raises(ExperimentError, match=r"results\.json"):
+            read(path)
+
+
+def test_prices_come_back_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results(run(0, 5))), encoding="utf-8")
+    assert read_prices(path) == prices(results(run(0, 5)))
+    with pytest.raises(ExperimentError, match="no figures to plan with"):
+        nearest_options(Wish(1, 0.1), [])

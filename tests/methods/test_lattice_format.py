@@ -1,0 +1,50 @@
+"""docs/FORMAT-lattice.md says enough: a reader made from it alone gets every bit that the method wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynaquant_core.config import LatticeConfig
+from dynaquant_core.methods.lattice import Lattice
+from dynaquant_core.methods.lattice.cells import Cells
+from tests.methods.conftest import layers, trained
+from tests.methods.streams import StreamTable, assert_same, store
+from tests.reference import lattice_reader
+from tests.reference.lattice_twins import numbers
+
+LATTICE = Lattice()
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "FORMAT-lattice.md"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scales", [(0.5, 0.5, 0.5), (0.5, 4.0, 0.02, 0.02), (0.1, "bf16", 0.5, "exact")])
+def test_a_reader_made_from_the_page_alone(dtype, scales):
+    state = layers(dtype=dtype) | {"bias": torch.randn(70).to(dtype), "zeros": torch.zeros(300, dtype=dtype)}
+    state["big.weight"] = torch.randn(257, 256).to(dtype)
+    state["mlp.2.weight"].view(-1)[:3] = torch.tensor([9.0, -40.0, 150.0])
+    ref, page = None, {}
+    for seed in range(6):
+        point = LatticeConfig(scale=scales[seed % len(scales)])
+        _, held, read, table = store(LATTICE, state, ref, point)
+        page = lattice_reader.decode(table, page)
+        assert_same(read.state(), {name: tensor.values for name, tensor in page.items()})
+        for name, own in read.tensors.items():
+            if isinstance(own, Cells) and own.alphabet.narrow:
+                assert (own.packed & 7 == page[name].history).all()
+        ref = read if seed % 3 == 2 else held
+        state = trained(state, 0.1, seed) | {"zeros": state["zeros"]}
+    rekeyed = lattice_reader.decode(StreamTable(LATTICE.rekey(ref), state), {})
+    assert_same(ref.state(), {name: tensor.values for name, tensor in rekeyed.items()})
+
+
+def test_the_offsets_that_are_printed():
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    epoch, name, key, drawn = re.search(
+        r"Epoch (\d+), name `(.*?)`: key (\w+)h, r = ([\d, ]+)\.", text
+    ).groups()
+    assert lattice_reader.key_of(int(epoch), name) == int(key, 16)
+    assert numbers(int(key, 16), 0, 10).tolist() == [int(number) for number in drawn.split(",")]

@@ -1,0 +1,156 @@
+"""Steps: wide where weights matter little, on the grid of bfloat16, and sane whatever the tensors hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynaquant_core.errors import ConfigError, UnsupportedStateError
+from dynaquant_core.quantize.lattice import TensorStat, relative_steps, round_step, spread, steps, steps_of
+from tests.quantize.data import DISTRIBUTIONS, sample
+
+ODD = st.sampled_from([0.0, math.inf, math.nan, 1e-300, 1e300, 1e-40])
+STATS = st.builds(
+    TensorStat,
+    st.integers(0, 10**9),
+    st.one_of(st.floats(1e-6, 10), ODD),
+    st.one_of(st.none(), st.floats(1e-16, 1), ODD),
+)
+TABLES = st.lists(STATS, max_size=8).map(lambda found: {f"t{i}": stat for i, stat in enumerate(found)})
+
+
+def geometric_mean(values, counts):
+    return math.exp(np.average(np.log(values), weights=counts))
+
+
+def test_steps_follow_spread_and_fisher_information():
+    stats = {
+        "a": TensorStat(100, 0.02, 1e-8),
+        "b": TensorStat(300, 0.5, 1e-6),
+        "c": TensorStat(50, 0.1, 1e-9),
+    }
+    found = relative_steps(stats)
+    law = {name: math.sqrt(stat.std / math.sqrt(stat.fisher)) for name, stat in stats.items()}
+    mean = geometric_mean(list(law.values()), [100, 300, 50])
+    assert found == pytest.approx({name: value / mean for name, value in law.items()}, rel=1e-12)
+
+
+def test_without_fisher_information_large_tensors_have_wide_steps():
+    found = relative_steps({"a": TensorStat(100, 1.0), "b": TensorStat(1600, 0.01)})
+    assert found["b"] / found["a"] == pytest.approx(4)
+    assert geometric_mean(list(found.values()), [100, 1600]) == pytest.approx(1)
+
+
+def test_a_tensor_without_fisher_information_takes_its_place_among_those_with_it():
+    known = {"a": TensorStat(400, 0.1, 1e-8), "b": TensorStat(100, 0.2, 1e-6)}
+    law = relative_steps(known)
+    found = relative_steps({**known, "c": TensorStat(200, 0.1, None), "d": TensorStat(200, 0.1, 0.0)})
+    assert found["a"] / found["b"] == pytest.approx(law["a"] / law["b"])
+    assert found["c"] == found["d"]
+    shift = geometric_mean([law["a"] / 20, law["b"] / 10], [400, 100])
+    assert found["c"] / found["a"] == pytest.approx(shift * math.sqrt(200) / law["a"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(TABLES, st.floats(1e-12, 1e12))
+def test_steps_are_sane_whatever_the_tensors_hold(stats, scale):
+    relative = relative_steps(stats)
+    assert list(relative) == list(stats)
+    assert all(math.isfinite(step) and step > 0 for step in relative.values())
+    usual = [n for n, s in stats.items() if s.count and s.std > 0 and math.isfinite(s.std)]
+    if usual:
+        counts = [stats[name].count for name in usual]
+        assert geometric_mean([relative[name] for name in usual], counts) == pytest.approx(1)
+        assert max(relative.values()) / min(relative.values()) <= 2**12 * 1.000001
+    for step in steps_of(scale, stats).values():
+        assert 2.0**-100 <= step <= 2.0**100
+        assert round_step(step) == step
+
+
+def test_no_step_is_far_from_the_median():
+    stats = {f"t{i}": TensorStat(100, 1.0, 1.0) for i in range(5)}
+    stats |= {"wide": TensorStat(100, 1.0, 1e-40), "narrow": TensorStat(100, 1.0, 1e40)}
+    found = relative_steps(stats)
+    assert found["wide"] / found["t0"] == pytest.approx(64)
+    assert found["t0"] / found["narrow"] == pytest.approx(64)
+
+
+def test_tensors_of_equal_values_get_the_narrowest_step():
+    stats = {"a": TensorStat(1000, 0.02, 1e-8), "zeros": TensorStat(1000, 0.0, 1e-8)}
+    found = relative_steps(stats)
+    assert found == {"a": 1.0, "zeros": 1 / 64}
+    assert relative_steps({"zeros": stats["zeros"]}) == {"zeros": 1.0}
+    assert steps_of(3.0, {"zeros": stats["zeros"]}) == {"zeros": 2.0**-100}
+    assert relative_steps({}) == steps_of(1.0, {}) == {}
+
+
+def test_a_scale_has_no_unit():
+    stats = {"a": TensorStat(300, 0.02, 1e-8), "b": TensorStat(100, 0.4, 1e-5)}
+    large = {n: TensorStat(s.count, 1024 * s.std, s.fisher) for n, s in stats.items()}
+    small, wide = steps_of(0.5, stats), steps_of(0.5, large)
+    assert {name: 1024 * step for name, step in small.items()} == wide
+    assert {name: 2 * step for name, step in small.items()} == steps_of(1.0, stats)
+    assert geometric_mean(list(small.values()), [300, 100]) == pytest.approx(
+        0.5 * geometric_mean([0.02, 0.4], [300, 100]), rel=2.0**-8
+    )
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+def test_an_absurd_scale_is_refused(scale):
+    with pytest.raises(ConfigError, match="scale must be a positive finite number"):
+        steps_of(scale, {"a": TensorStat(1, 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [(1.0, 1.0), (0.1, 0.10009765625), (1.00390625, 1.0), (1.01171875, 1.015625), (1e300, 2.0**100)],
+)
+def test_steps_are_rounded_to_bfloat16(number, step):
+    assert round_step(number) == step
+    assert torch.tensor(step).to(torch.bfloat16).item() == step
+    assert round_step(math.inf) == 2.0**100
+    for bad in (0.0, -1.0, math.nan):
+        with pytest.raises(ConfigError, match="step must be positive"):
+            round_step(bad)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_spread_is_the_standard_deviation(name, dtype):
+    values = torch.from_numpy(sample(name, 70_001)).clamp(-60000, 60000).to(dtype)
+    expected = values.double().numpy().std()
+    assert spread(values) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    flat = steps.device_sums(values.view(-1), 0.25)
+    shifted = values.double().numpy() - 0.25
+    np.testing.assert_allclose(flat, [shifted.sum(), (shifted**2).sum()], rtol=1e-9, atol=1e-6)
+
+
+def test_spread_of_little():
+    assert spread(torch.empty(0)) == 0.0
+    assert spread(torch.full((100_000,), 0.1)) == 0.0
+    assert spread(torch.tensor(3.0)) == 0.0
+    assert spread(1000 + torch.tensor([[0.0, 2.0], [2.0, 0.0]]).t()) == 1.0
+    for bad in (math.nan, math.inf, -math.inf):
+        assert not math.isfinite(spread(torch.tensor([1.0, bad])))
+        assert not math.isfinite(spread(torch.tensor([bad, 1.0])))
+    with pytest.raises(UnsupportedStateError):
+        spread(torch.ones(3, dtype=torch.int64))
+
+
+def test_spread_does_not_depend_on_the_number_of_threads(monkeypatch):
+    values, found = torch.from_numpy(sample("student", 300_001)), set()
+    for threads in ("1", "2", "5"):
+        monkeypatch.setenv("DYNAQUANT_THREADS", threads)
+        found.add(spread(values))
+    assert len(found) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none in this machine")
+def test_spread_of_a_cuda_tensor():
+    values = torch.from_numpy(sample("student", 300_001))
+    assert spread(values.cuda()) == pytest.approx(spread(values), rel=1e-12)

@@ -1,0 +1,148 @@
+"""Which weight an optimizer's tensors belong to: by name, by number, with groups, ties and frozen ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dynaquant_core.state import assign_roles, flatten, owned_by
+from dynaquant_core.training.capture import capture
+from dynaquant_core.training.subject import Subject
+
+
+class Block(nn.Module):
+    """Shapes repeat, a weight is tied, and "norm.weight" ends another parameter's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(20, 8)
+        self.block = nn.ModuleDict({"fc": nn.Linear(8, 8), "norm": nn.LayerNorm(8)})
+        self.fc = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.wte.weight
+        self.register_buffer("running_mean", torch.zeros(8))
+
+    def forward(self, x):
+        x = self.wte(x)
+        return self.head(self.norm(self.fc(self.block["norm"](self.block["fc"](x)))))
+
+
+def stepped(model, make):
+    """A state whose second moments tell weights apart: each gradient is its parameter's number."""
+    optimizer = make(model)
+    for number, parameter in enumerate(model.parameters(), 1):
+        parameter.grad = torch.full_like(parameter, float(number)) if parameter.requires_grad else None
+    optimizer.step()
+    return optimizer
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters())
+
+
+def grouped(model):
+    """Weight decay for matrices alone, as nearly every recipe has it."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    return torch.optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}])
+
+
+def owners(tree):
+    """Weight -> the number that its gradients were, by what `owned_by` found for it."""
+    leaves = flatten(tree).leaves
+    weights = [name for name, role in assign_roles(leaves).items() if role == "weight"]
+    found = owned_by(leaves, weights)
+    return {name: round(float((1000 * kinds["exp_avg_sq"].mean()).sqrt())) for name, kinds in found.items()}
+
+
+def expected(model, prefix="model."):
+    named = {name: number for number, (name, _) in enumerate(model.named_parameters(), 1)}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {prefix + name: number for name, number in named.items() if name in trained}
+
+
+@pytest.mark.parametrize("make", [adamw, grouped])
+@pytest.mark.parametrize("naming", ["named", "numbered"])
+def test_every_weight_gets_its_own(make, naming):
+    model = Block()
+    optimizer = stepped(model, make)
+    if naming == "named":
+        tree = capture(Subject(model, optimizer), 1)
+    else:
+        tree = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    assert owners(tree) == expected(model)
+
+
+@pytest.mark.parametrize("naming", ["named", "numbered"])
+def test_frozen_parameters_own_nothing(naming):
+    model = Block()
+    for parameter in (model.block["fc"].weight, model.wte.weight, model.norm.bias):
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    stepped(model, lambda _: optimizer)
+    if naming == "named":
+        assert owners(capture(Subject(model, optimizer), 1)) == expected(model)
+        return
+    found = owners({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    assert "model.wte.weight" not in found  # numbers say no more than an order of shapes
+    assert len(found) == len(expected(model))
+    assert sorted(found.values()) == sorted(expected(model).values())
+
+
+def test_several_optimizers_over_several_models():
+    models = {"left": Block(), "right": Block()}
+    optimizers = {key: stepped(model, adamw) for key, model in models.items()}
+    whole = expected(models["left"], "model.left.") | expected(models["right"], "model.right.")
+    assert owners(capture(Subject(models, optimizers), 1)) == whole
+    numbered = {
+        "model": {key: model.state_dict() for key, model in models.items()},
+        "optimizer": {key: optimizer.state_dict() for key, optimizer in optimizers.items()},
+    }
+    assert owners(numbered) == whole
+
+
+def test_an_optimizer_state_that_lies_in_a_state_of_a_framework():
+    model = Block()
+    optimizer = stepped(model, adamw)
+    inner = capture(Subject(model, optimizer), 1)
+    tree = {"state": {"model": inner["model"], "optimizers": {"AdamW": inner["optimizer"]}}}
+    assert owners(tree) == expected(model, "state.model.")
+
+
+def test_moments_of_other_shapes_belong_to_nobody_and_shift_nothing():
+    weights = {"a": torch.zeros(6, 4), "b": torch.zeros(6, 4), "c": torch.zeros(4)}
+    state = {
+        0: {"exp_avg_sq_row": torch.ones(6), "exp_avg_sq_col": torch.ones(3), "step": torch.tensor(1.0)},
+        1: {"exp_avg_sq": torch.full((6, 4), 1e-3)},
+        2: {"exp_avg_sq": torch.full((4,), 4e-3)},
+        3: {"step": torch.tensor(1.0)},
+    }
+    tree = {"model": weights, "optimizer": {"state": state, "param_groups": []}}
+    assert owners(tree) == {"model.a": 1, "model.c": 2}
+
+
+def test_without_an_optimizer_or_before_its_first_step_nobody_owns_anything():
+    model = Block()
+    leaves = flatten(capture(Subject(model, adamw(model)), 0)).leaves
+    assert owned_by(leaves, ["model.fc.weight"]) == {}
+    assert owned_by([], ["w"]) == {}
+
+
+def test_plain_sgd_has_no_state_and_momentum_has():
+    for momentum, count in ((0.0, 0), (0.9, 10)):
+        model = Block()
+        optimizer = stepped(model, lambda m, p=momentum: torch.optim.SGD(m.parameters(), 0.1, momentum=p))
+        leaves = flatten(capture(Subject(model, optimizer), 1)).leaves
+        weights = [name for name, role in assign_roles(leaves).items() if role == "weight"]
+        found = owned_by(leaves, weights)
+        assert len(found) == (count and len(expected(model)))
+        assert all(set(kinds) == {"momentum_buffer"} for kinds in found.values())
+
+
+@pytest.mark.parametrize("make", [adamw, grouped])
+def test_running_statistics_are_nobodys(make):
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))))
+    optimizer = stepped(model, make)
+    assert owners({"model": model.state_dict(), "optimizer": optimizer.state_dict()}) == expected(model)

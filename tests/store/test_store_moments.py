@@ -1,0 +1,88 @@
+"""Moments policies in a store: chains, reloading into an optimizer, compaction, what is said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.store import CheckpointStore
+from tests.methods.moment_states import adamw, model, train
+
+POLICIES = ("compact", "minimal", "second", "none")
+
+
+def state_of(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": network.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def moments_of(state: dict[str, Any]) -> list[torch.Tensor]:
+    return [
+        tensor
+        for entries in state["optimizer"]["state"].values()
+        for key, tensor in entries.items()
+        if key != "step"
+    ]
+
+
+def filled(path: Path, policy: str, steps: int = 5, **options: Any) -> dict[int, list[torch.Tensor]]:
+    """Saves a run of some checkpoints; returns what each drafted moment decodes to, by step."""
+    network = model()
+    optimizer = adamw(network)
+    shown = {}
+    with CheckpointStore(path, moments=policy, **options) as store:
+        for step in range(1, steps + 1):
+            train(network, optimizer, 3, seed=step)
+            store.save(step, state_of(network, optimizer))
+            shown[step] = moments_of(CheckpointStore(path).load(step))
+    return shown
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chain_is_read_and_a_run_goes_on_from_it(policy: str, tmp_path: Path) -> None:
+    filled(tmp_path, policy)
+    loaded = CheckpointStore(tmp_path).load()  # a reader need not know the policy
+    network = model()
+    optimizer = adamw(network)
+    network.load_state_dict(loaded["model"])
+    optimizer.load_state_dict(loaded["optimizer"])
+    assert optimizer.state_dict()["state"][0]["step"] == 15
+    train(network, optimizer, 5, seed=9)
+    assert all(parameter.isfinite().all() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_compaction_keeps_every_bit_and_the_policy(policy: str, tmp_path: Path) -> None:
+    shown = filled(tmp_path, policy, keep_last=1)
+    before = sum(path.stat().st_size for path in tmp_path.glob("*.dq"))
+    store = CheckpointStore(tmp_path, moments=policy, keep_last=1, max_chain=0)
+    store.load()
+    store.compact()
+    found = moments_of(store.load(5))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, shown[5], strict=True))
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.dq")) < before
+
+
+def test_another_policy_in_the_same_store(tmp_path: Path) -> None:
+    filled(tmp_path, "8bit", steps=2)
+    store = CheckpointStore(tmp_path, moments="minimal")
+    state = store.load()
+    store.save(3, state)
+    assert len(CheckpointStore(tmp_path).load(3)["optimizer"]["state"]) == len(state["optimizer"]["state"])
+    sizes = [store.info(step).parts["moment"]["stored_bytes"] for step in (1, 3)]
+    assert sizes[1] < 0.3 * sizes[0]
+
+
+def test_dropped_moments_are_said_once_a_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        filled(tmp_path, "second", steps=3)
+    assert sum("first moments" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_the_nearest_policy_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'minimal'"):
+        CheckpointStore(tmp_path, moments="minimum")

@@ -1,0 +1,133 @@
+"""What a checkpoint says it lost of the movement of training, against what its reader gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dynaquant_core.store.store import CheckpointStore
+from dynaquant_core.training import movement
+from dynaquant_core.training.checkpointer import Checkpointer
+from dynaquant_core.training.movement import Movement, Start
+from dynaquant_core.training.subject import Subject
+
+NAMES = ("0.weight", "2.weight")
+
+
+class Run:
+    """A small regression that really trains."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.inputs, noise = torch.randn(256, 32), torch.randn(256, 16)
+        self.targets = self.inputs[:, :16].tanh() + 0.3 * noise
+
+    def loss(self) -> torch.Tensor:
+        return (self.model(self.inputs) - self.targets).square().mean()
+
+    def quality(self) -> float:
+        return float(self.loss())
+
+    def train(self, checkpointer: Checkpointer, steps: int) -> None:
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.loss().backward()
+            self.optimizer.step()
+            checkpointer.step()
+        checkpointer.wait()
+
+    def weights(self) -> np.ndarray:
+        return flat(self.model.state_dict())
+
+
+def flat(state: dict[str, torch.Tensor]) -> np.ndarray:
+    return np.concatenate([state[name].double().numpy().ravel() for name in NAMES])
+
+
+def expected(start: np.ndarray, true: np.ndarray, decoded: np.ndarray) -> dict[str, Any]:
+    moved, taken = true - start, decoded - start
+    along = taken @ moved / (moved @ moved)
+    across = taken - along * moved
+    return {
+        "stale": pytest.approx(1 - along, abs=1e-6),  # the sample is float32
+        "noise": pytest.approx(across @ across / (moved @ moved), rel=1e-4),
+    }
+
+
+def test_a_checkpoint_tells_what_its_reader_misses_since_the_last_restore(tmp_path: Path) -> None:
+    run, start = Run(), Run().weights()
+    settings: dict[str, Any] = {"every": 20, "evaluate": run.quality, "threshold": 0.05}
+    with Checkpointer(tmp_path, run.model, run.optimizer, **settings) as checkpointer:
+        run.train(checkpointer, 40)
+    store = CheckpointStore(tmp_path)
+    found = store.info(40).report["movement_lost"]
+    assert found == expected(start, run.weights(), flat(store.load(40)["model"]))
+    assert store.info(40).stale == found["stale"]
+    again = Run()
+    settings["evaluate"] = again.quality
+    with Checkpointer(tmp_path, again.model, again.optimizer, **settings) as checkpointer:
+        assert checkpointer.restore() == 40
+        start = again.weights()
+        again.train(checkpointer, 20)
+    found = store.info(60).report["movement_lost"]
+    assert found == expected(start, again.weights(), flat(store.load(60)["model"]))
+
+
+def test_without_an_evaluation_nothing_is_told(tmp_path: Path) -> None:
+    run = Run()
+    with Checkpointer(tmp_path, run.model, run.optimizer, every=5) as checkpointer:
+        run.train(checkpointer, 5)
+    assert CheckpointStore(tmp_path).info(5).stale is None
+
+
+def test_a_sample_of_a_large_model_is_bounded_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(movement, "SAMPLE", 5000)
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(256, 256), "b": nn.Linear(256, 64)})
+    start = Start.of(Subject(model))
+    assert set(start.values) == {"model.a.weight", "model.b.weight"}
+    assert sum(values.numel() for values in start.values.values()) <= 5000
+    columns = {int(place) % 256 for place in torch.arange(256 * 256)[:: start.stride]}
+    assert len(columns) == 256, "a sample must not keep to some columns"
+    live = {f"model.{name}": p + 0.01 * torch.randn_like(p) for name, p in model.state_dict().items()}
+    decoded = [(name, p - 0.2 * (p - model.state_dict()[name[6:]])) for name, p in live.items()]
+    draft: Any = SimpleNamespace(decoded=decoded)
+    watched = Movement(start, live)
+    assert dict(watched.followed(draft)) == dict(decoded)
+    assert watched.lost(draft) == pytest.approx({"stale": 0.2, "noise": 0.0}, abs=1e-4)
+    watched.forget(draft)
+    assert watched.lost(draft) is None
+
+
+def test_several_models_are_told_apart_and_what_cannot_be_sampled_is_left_out() -> None:
+    models = {"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)}
+    assert set(Start.of(Subject(models)).values) == {"model.one.weight", "model.two.weight"}
+    with torch.device("meta"):
+        hollow = nn.Linear(4, 4)
+    assert Start.of(Subject(hollow)).values == {}
+    assert Start.of(Subject(nn.LazyLinear(4))).values == {}
+
+
+def test_nothing_is_told_where_nothing_moved_or_shapes_changed() -> None:
+    start = Start({"w": torch.zeros(4), "v": torch.zeros(4)}, 1)
+    draft: Any = SimpleNamespace(decoded=[("w", torch.ones(4)), ("v", torch.ones(6)), ("x", torch.ones(2))])
+    still = Movement(start, {"w": torch.zeros(4), "v": torch.ones(6), "x": torch.ones(2)})
+    list(still.followed(draft))
+    assert still.lost(draft) is None
+
+
+def test_a_candidate_that_was_not_read_to_its_end_is_not_told() -> None:
+    draft: Any = SimpleNamespace(decoded=[("w", torch.ones(4)), ("v", torch.ones(4))])
+    watched = Movement(Start({"w": torch.zeros(4)}, 1), {"w": torch.ones(4)})
+    reading: Iterator[Any] = watched.followed(draft)
+    next(reading)
+    assert watched.lost(draft) is None
