@@ -31,6 +31,7 @@ COLUMNS = (
 def bench(
     sizes: Annotated[str, typer.Option(help="Parameters, as 1M,10M,100M.")] = "1M,10M,50M",
     threads: Annotated[str, typer.Option(help="Thread counts, as 1,2.")] = "1,2",
+    method: Annotated[str, typer.Option(help="For saves and loads: dynaquant or lattice.")] = "dynaquant",
     as_json: Json = False,
 ) -> None:
     """Measure every stage, as ratios to a floor taken in the same process."""
@@ -39,7 +40,7 @@ def bench(
     raise_volume()
     from dynaquant_core.experiments.bench import run_bench
 
-    result = run_bench(counts, workers, progress=say)
+    result = run_bench(counts, workers, method=method, progress=say)
     if as_json:
         emit(result)
         return

@@ -1,6 +1,7 @@
 """Figures that need a process of their own: peak memory of a save, and the first save against the second.
 
-Run as ``python -m dynaquant_core.experiments.bench.child PARAMETERS weights|adam``; prints one JSON object.
+Run as ``python -m dynaquant_core.experiments.bench.child PARAMETERS weights|adam METHOD``; prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dynaquant_core.experiments.bench.saving import CONFIG, layers, moved
+from dynaquant_core.experiments.bench.saving import CONFIGS, layers, moved
 from dynaquant_core.state import flatten
 from dynaquant_core.store import CheckpointStore
 
@@ -30,12 +31,12 @@ def status_bytes(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no field {field}.")
 
 
-def peak_bytes_of_save(store: CheckpointStore, step: int, state: object) -> int:
+def peak_bytes_of_save(store: CheckpointStore, step: int, state: object, config: object) -> int:
     """Peak resident memory of one save above what was resident before it."""
     ctypes.CDLL(None).malloc_trim(0)  # pages that the allocator keeps would hide what the save takes
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     before = status_bytes("VmRSS")
-    store.save(step, state, config=CONFIG)
+    store.save(step, state, config=config)
     return status_bytes("VmHWM") - before
 
 
@@ -49,34 +50,34 @@ def adam_state(weights: dict[str, Tensor]) -> dict[str, object]:
     return {"model": weights, "optimizer": {"state": moments, "param_groups": groups}}
 
 
-def seconds_of_saves(root: Path) -> list[float]:
+def seconds_of_saves(root: Path, method: str) -> list[float]:
     """Wall seconds of the first, the second and the third save of this process, on a small state."""
     state = layers(1 << 20)
-    store = CheckpointStore(root)
+    store = CheckpointStore(root, method=method)
     taken = []
     for step in range(3):
         start = time.perf_counter()
-        store.save(step, state, config=CONFIG)
+        store.save(step, state, config=CONFIGS[method])
         taken.append(time.perf_counter() - start)
         state = moved(state, seed=step + 1)
     return taken
 
 
-def main(parameters: int, what: str) -> dict[str, object]:
+def main(parameters: int, what: str, method: str) -> dict[str, object]:
     """The figures of one process: of weights alone, or of weights with Adam's moments."""
     with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
         root = Path(folder)
-        saves = seconds_of_saves(root / "first")
-        store = CheckpointStore(root / "store")
+        saves = seconds_of_saves(root / "first", method)
+        store = CheckpointStore(root / "store", method=method)
         state = layers(parameters)
         count = sum(tensor.numel() for tensor in state.values())
         tree: object = state if what == "weights" else adam_state(state)
         ctypes.CDLL(None).malloc_trim(0)
         before = status_bytes("VmRSS")
-        store.save(0, tree, config=CONFIG)
+        store.save(0, tree, config=CONFIGS[method])
         ctypes.CDLL(None).malloc_trim(0)
         base = max(0, status_bytes("VmRSS") - before)
-        peak = peak_bytes_of_save(store, 1, advanced(tree))
+        peak = peak_bytes_of_save(store, 1, advanced(tree), CONFIGS[method])
     return {
         "save_seconds": saves,
         "parameters": count,
@@ -93,4 +94,4 @@ def advanced(tree: object) -> object:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(int(sys.argv[1]), sys.argv[2])))
+    sys.stdout.write(json.dumps(main(int(sys.argv[1]), sys.argv[2], sys.argv[3])))

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from dynaquant_core.config import require_choice
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.bench.cuda import cuda_stages
-from dynaquant_core.experiments.bench.saving import saving_stages
+from dynaquant_core.experiments.bench.saving import CONFIGS, saving_stages
 from dynaquant_core.experiments.bench.stages import coding_stages, tensor_stages
 from dynaquant_core.experiments.bench.timing import Measurement
 
@@ -28,6 +29,7 @@ def run_bench(
     sizes: Sequence[int] = (1_000_000, 10_000_000, 50_000_000),
     threads: Sequence[int] = (1, 2),
     *,
+    method: str = "dynaquant",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measures every stage; see the package for what counts.
@@ -35,36 +37,39 @@ def run_bench(
     Args:
         sizes: float32 parameters of the tensors and models measured.
         threads: numbers of threads to allow, one pass each.
+        method: that saves and loads are measured with, one of `saving.CONFIGS`.
         progress: called with a line before each group of stages.
 
     Returns:
         {"environment", "rows": one mapping a `Measurement`, "process": figures of a process of its own}.
 
     Raises:
+        ConfigError: there is no fixed configuration for the method.
         ExperimentError: the measuring child process failed.
     """
+    require_choice("bench", "method", method, tuple(CONFIGS))
     say = progress or logger.info
     rows: list[Measurement] = []
     for count in threads:
         with thread_limit(count):
             for size in sizes:
-                rows += measured(size, count, say)
+                rows += measured(size, count, method, say)
     say("peak memory and first save, in a process of their own")
     return {
         "environment": environment(),
         "rows": [row.as_dict() for row in rows],
-        "process": {what: child_figures(max(sizes), what) for what in ("weights", "adam")},
+        "process": {what: child_figures(max(sizes), what, method) for what in ("weights", "adam")},
     }
 
 
-def measured(size: int, threads: int, say: Callable[[str], None]) -> Iterator[Measurement]:
+def measured(size: int, threads: int, method: str, say: Callable[[str], None]) -> Iterator[Measurement]:
     """All rows of one size under one number of threads."""
     say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: stages")
     yield from tensor_stages(size, threads)
     if threads == 1:
         yield from coding_stages(size, threads)
     say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: saving and loading")
-    yield from saving_stages(size, threads)
+    yield from saving_stages(size, threads, method)
     if torch.cuda.is_available():
         yield from cuda_stages(size)
 
@@ -85,9 +90,10 @@ def thread_limit(count: int) -> Iterator[None]:
             os.environ["DYNAQUANT_THREADS"] = before
 
 
-def child_figures(parameters: int, what: str) -> dict[str, Any]:
+def child_figures(parameters: int, what: str, method: str) -> dict[str, Any]:
     """Peak memory and first-save figures, measured in a fresh process with a warm kernel cache."""
-    command = [sys.executable, "-m", "dynaquant_core.experiments.bench.child", str(parameters), what]
+    module = "dynaquant_core.experiments.bench.child"
+    command = [sys.executable, "-m", module, str(parameters), what, method]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0:
         reason = done.stderr.strip().splitlines()[-1:] or ["no message"]

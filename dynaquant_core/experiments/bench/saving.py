@@ -6,21 +6,26 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dynaquant_core.config import Config
+from dynaquant_core.config import Config, LatticeConfig
 from dynaquant_core.experiments.bench.timing import Measurement, side_by_side
 from dynaquant_core.store import CheckpointStore
 
-__all__ = ["layers", "moved", "saving_stages"]
+__all__ = ["CONFIGS", "layers", "moved", "saving_stages"]
 
 #: Width of the benchmark's square layers; a model is as many of them as its parameters need.
 WIDTH = 1024
-CONFIG = Config(bins=16, protect=0.0005)
+#: Method -> the fixed configuration that it is measured with.
+CONFIGS: Mapping[str, Any] = {
+    "dynaquant": Config(bins=16, protect=0.0005),
+    "lattice": LatticeConfig(scale=0.5),
+}
 #: Delta checkpoints saved, and then loaded in one chain.
 LINKS = 5
 
@@ -52,15 +57,15 @@ def torch_save(state: dict[str, Tensor], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def saving_stages(count: int, threads: int) -> Iterator[Measurement]:
+def saving_stages(count: int, threads: int, method: str) -> Iterator[Measurement]:
     """A delta save, the calling thread's part of it, loading a key and one delta more."""
     with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
         root = Path(folder)
         plain, state = root / "plain.pt", layers(count)
         torch_save(state, plain)
-        store = CheckpointStore(root / "store", max_chain=16)
-        store.save(0, state, config=CONFIG)
-        taken = saving(store, state, root / "again.pt") | loading(store, plain)
+        store = CheckpointStore(root / "store", method=method, max_chain=16)
+        store.save(0, state, config=CONFIGS[method])
+        taken = saving(store, state, root / "again.pt", CONFIGS[method]) | loading(store, plain)
 
         def row(stage: str, against: str, note: str = "") -> Measurement:
             return Measurement(
@@ -75,13 +80,13 @@ def saving_stages(count: int, threads: int) -> Iterator[Measurement]:
                 note=note,
             )
 
-        yield row("save (delta)", "torch.save + fsync", f"ratio {store.info(LINKS).ratio:.1f}")
+        yield row("save (delta)", "torch.save + fsync", f"{method}, ratio {store.info(LINKS).ratio:.1f}")
         yield row("calling thread held", "torch.save + fsync")
         yield row("load (key)", "torch.load")
         yield row("load (each delta link)", "torch.load")
 
 
-def saving(store: CheckpointStore, state: dict[str, Tensor], plain: Path) -> dict[str, float]:
+def saving(store: CheckpointStore, state: dict[str, Tensor], plain: Path, config: Any) -> dict[str, float]:
     """Median seconds of `LINKS` saves, each after a move and beside torch.save of the same tensors."""
     names = ("torch.save + fsync", "calling thread held", "save (delta)")
     rows = []
@@ -89,16 +94,18 @@ def saving(store: CheckpointStore, state: dict[str, Tensor], plain: Path) -> dic
         state = moved(state, seed=step)
         started = time.perf_counter()
         torch_save(state, plain)
-        rows.append((time.perf_counter() - started, *timed_save(store, step, state)))
+        rows.append((time.perf_counter() - started, *timed_save(store, step, state, config)))
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     return {name: statistics.median(times) for name, times in columns.items()}
 
 
-def timed_save(store: CheckpointStore, step: int, state: dict[str, Tensor]) -> tuple[float, float]:
+def timed_save(
+    store: CheckpointStore, step: int, state: dict[str, Tensor], config: Any
+) -> tuple[float, float]:
     """Seconds of one save: (until the live tensors may change again, until it is committed)."""
     started = time.perf_counter()
     saving = store.begin(step, state)
-    sealed = saving.seal(saving.draft(CONFIG))
+    sealed = saving.seal(saving.draft(config))
     held = time.perf_counter() - started
     sealed.write()
     return held, time.perf_counter() - started
