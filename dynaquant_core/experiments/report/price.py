@@ -26,6 +26,8 @@ __all__ = ["draw_price", "figure_text", "has_restores", "price_rows", "spread_li
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
 MARKS = ("o", "s", "^", "D")
 GREY = "#777777"
+#: Least right end of the axis of stale x interval.
+LEAST_SUM = 0.1
 
 
 def has_restores(runs: Sequence[Run]) -> bool:
@@ -103,7 +105,9 @@ def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
     left.set(xlabel="sum over restores of stale x interval", ylabel="final cost (%)")
     left.set_title("What restores cost")
     right.set(xlabel="raw / stored (weights)", title="and at which ratio")
-    left.legend(frameon=False, fontsize="small", loc="upper left")
+    low, high = left.get_xlim()
+    left.set_xlim(min(low, -0.01), max(high, LEAST_SUM))  # a sum of nearly nothing should look like it
+    left.legend(frameon=False, fontsize="small", loc="best")
 
 
 def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], index: int, label: str) -> None:
@@ -127,7 +131,7 @@ def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], inde
 
 def _law(axes: Axes, runs: Sequence[Run]) -> None:
     far = max((run["stale_times_interval"] or 0.0 for run in runs), default=0.0)
-    if far > 0:
-        low, high = LAW_RANGE
+    if runs:
+        far, (low, high) = max(far, LEAST_SUM), LAW_RANGE
         axes.plot([0, far], [0, 100 * LAW * far], "--", color=GREY, label=f"{LAW:.0%} a unit")
         axes.fill_between([0, far], [0, 100 * low * far], [0, 100 * high * far], color=GREY, alpha=0.1)
