@@ -58,6 +58,19 @@ def stale(start, true, held):
     return 1 - along / total
 
 
+def chance(start, true, held):
+    """Five standard deviations of that share where every error is drawn with mean zero."""
+    spread = total = 0.0
+    decoded = held.state()
+    for name, before in start.items():
+        movement = (true[name].double() - before.double()).flatten()
+        error = (decoded[name].double() - true[name].double()).flatten()
+        spread += float((error * movement).square().sum())
+        total += float(movement @ movement)
+    assert spread**0.5 < 0.1 * total, "this state is too small to tell"
+    return 5 * spread**0.5 / total
+
+
 def payloads(table):
     return {key: payload for key, (_, payload) in table.rows.items()}
 
@@ -75,8 +88,10 @@ def test_a_second_restore_gives_back_the_movement_since_the_first(config, scope)
         further = moved(true, 0.02, seed=10)
         later, _, _ = save(method, further, held, config)
         left[rule] = (stale(start, true, held), stale(start, further, later))
+        if rule == "dither":
+            limits = (chance(start, true, held), chance(start, further, later))
     assert min(left["nearest"]) > 0.5
-    assert max(map(abs, left["dither"])) < 0.1
+    assert all(abs(found) < limit for found, limit in zip(left["dither"], limits, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -85,7 +100,8 @@ def test_half_precision_too(dtype):
     base = restored(method, layers(dtype=dtype))
     start = base.state()
     true = moved(start, 0.03)
-    assert abs(stale(start, true, save(method, true, base)[0])) < 0.1
+    held, _, _ = save(method, true, base)
+    assert abs(stale(start, true, held)) < chance(start, true, held)
 
 
 def test_sensitivity_too():
@@ -99,7 +115,8 @@ def test_sensitivity_too():
     start = base.state()
     true = moved(start, 0.02)
     fresh = Hints(gradients=hints.gradients)
-    assert abs(stale(start, true, save(method, true, base, config, fresh)[0])) < 0.1
+    held, _, _ = save(method, true, base, config, fresh)
+    assert abs(stale(start, true, held)) < chance(start, true, held)
 
 
 def test_a_key_in_such_a_run_keeps_the_movement_as_well():
@@ -110,7 +127,7 @@ def test_a_key_in_such_a_run_keeps_the_movement_as_well():
     unknowing, _, _ = save(method, true, None)
     held, table, _ = save(method, true, None, hints=Hints(before=base))
     assert ("", "epoch") not in table.rows
-    assert abs(stale(start, true, held)) < 0.1 < stale(start, true, unknowing)
+    assert abs(stale(start, true, held)) < chance(start, true, held) < stale(start, true, unknowing)
     assert held.epoch == base.digest
 
 
@@ -129,7 +146,7 @@ def test_a_store_that_writes_a_key_remembers_the_restore(tmp_path):
         def state(self):
             return decoded
 
-    assert abs(stale(start, true, Decoded())) < 0.1
+    assert abs(stale(start, true, Decoded())) < chance(start, true, Decoded())
 
 
 @pytest.mark.parametrize(
