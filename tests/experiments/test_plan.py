@@ -154,7 +154,8 @@ def test_shipped_figures_name_where_they_come_from() -> None:
         assert entry.device
         assert entry.ratio is not None
         assert 0 < entry.interval < 1
-    assert {"dynaquant", "dynaquant profile=paper"} <= {entry.method for entry in figures}
+    methods = {entry.method for entry in figures}
+    assert {"dynaquant after_restore=nearest", "dynaquant profile=paper"} <= methods
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": 3}', '{"runs": [{}], "environment": {}}', "\x00"])
