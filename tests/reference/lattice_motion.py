@@ -9,23 +9,25 @@ def outside(symbols, middle, most):
     return sum(abs(int(symbol) - middle) > most for symbol in symbols)
 
 
-def narrow(symbols, escapes, middle, zero, outliers):
-    waiting, found = iter(escapes.tolist()), []
+def narrow(symbols, middle, zero):
     for i, symbol in enumerate(symbols.tolist()):
-        k = next(waiting) if symbol == 0 else symbol - middle
-        fits = abs(k) < zero
-        symbols[i] = (k + zero) * 8 if fits else 0
-        found += [] if fits else [k]
-    outliers[: len(found)] = found
+        k = symbol - int(middle)
+        symbols[i] = (k + int(zero)) * 8 if abs(k) < zero else 0
 
 
 def widen(cells, middle, zero, symbols):
     symbols[:] = [cell // 8 - zero + middle for cell in cells.tolist()]
 
 
-def look_up(cells, context_of, aim_of, contexts, aims):
-    contexts[:] = context_of[cells]
-    aims[:] = aim_of[cells]
+def look_up(keys, table, out):
+    out[:] = table[keys]
+
+
+def look_up_pairs(first, second, bits, table, out):
+    out[:] = [
+        table[left * 2**bits + right] for left, right in zip(first.tolist(), second.tolist(), strict=True)
+    ]
+    return np.bitwise_or.reduce(out, initial=0)
 
 
 def history_of(before, i):

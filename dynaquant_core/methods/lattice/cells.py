@@ -80,7 +80,10 @@ class Cells:
 
     def marks(self) -> NDArray[np.int64]:
         """Positions of the outliers."""
-        return np.flatnonzero(self.packed < (1 << self.alphabet.shift))
+        least = 1 << self.alphabet.shift
+        if self.packed.size and self.packed.min() >= least:  # as nearly everywhere, and five times as fast
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self.packed < least)
 
     def head(self, count: int) -> Cells:
         """The first ``count`` weights as a tensor of their own that decodes to the same values."""
@@ -135,6 +138,14 @@ def cells_of(
         alphabet = NARROW if rare and step >= NARROW_STEP * spread else WIDE
     outliers = escapes
     if alphabet.narrow:
-        outliers = np.empty(count, np.int32)
-        kernels.narrow(packed, escapes, MIDDLE, NARROW.zero, outliers)
+        outliers = _outliers(packed, escapes) if count else escapes
+        kernels.narrow(packed, np.uint8(MIDDLE), np.uint8(NARROW.zero))
     return Cells(name, spec, packed, outliers, step, epoch, alphabet)
+
+
+def _outliers(symbols: NDArray[np.uint8], escapes: NDArray[np.int32]) -> NDArray[np.int32]:
+    """K of the weights that do not fit narrow cells, in order, int32[m]; ``escapes`` fit no byte either."""
+    far = symbols[np.abs(symbols.astype(np.int16) - MIDDLE) >= NARROW.zero].astype(np.int32)
+    found = far - MIDDLE
+    found[far == 0] = escapes
+    return found

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from dynaquant_core.methods.lattice.cells import Alphabet
 
-__all__ = ["CLASSES", "FIRST_NEW", "SCHEMES", "SHARED", "SHARED_SCHEMES", "aim_table", "context_table"]
+__all__ = [
+    "CLASSES",
+    "COUNT",
+    "FIRST_NEW",
+    "SCHEMES",
+    "SHARED",
+    "SHARED_SCHEMES",
+    "aim_table",
+    "context_table",
+]
 
 Table = NDArray[np.uint16]
 

@@ -13,8 +13,8 @@ from dynaquant_core.methods.base import StreamSource
 from dynaquant_core.methods.lattice.cells import NARROW, WIDE, Cells
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import BF16, KEPT, NEW, PLAIN, Layout, Row
-from dynaquant_core.methods.lattice.motion import Motion, motion, refill
-from dynaquant_core.methods.lattice.run_code import contexts_of, fine_contexts, outliers_of, tables_of
+from dynaquant_core.methods.lattice.motion import Motion, motion
+from dynaquant_core.methods.lattice.run_code import outliers_of, run_keys, tables_of
 from dynaquant_core.methods.lattice.runs import expanded, runs_of
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.words import Plain
@@ -112,7 +112,7 @@ class Reader:
             decode_stream(self.source, run[0].name, "residuals", values, contexts)
         parts = np.split(values, np.cumsum(sizes)[:-1])
         return [
-            _with(own, refill(part, moves, own.alphabet, own.name))
+            _with(own, moves.refill(part, own.name))
             for own, part, moves in zip(run, parts, known, strict=True)
         ]
 
@@ -120,8 +120,7 @@ class Reader:
         tables = tables_of(len(known))
         if scheme >= len(tables):
             raise CorruptFileError(f"layout stream: there is no scheme {scheme} for a run of {len(known)}.")
-        fine = fine_contexts([moves.contexts for moves in known], [row.group for row in rows])
-        return contexts_of(fine, tables[scheme])
+        return run_keys(known, [row.group for row in rows]).contexts(tables[scheme])
 
     def _outliers(self, run: Sequence[Cells]) -> list[Cells]:
         """Gives a run's cells the k of those that do not fit a cell."""
@@ -140,7 +139,9 @@ class Reader:
 
 def _require_room(count: int) -> None:
     """Refuses a run of so many weights that this machine could not hold what its decoding needs."""
-    empty_words(TensorSpec((count,), "int64"))  # residuals, contexts, aims and cells: 8 bytes a weight
+    empty_words(
+        TensorSpec((count,), "int64")
+    )  # residuals, keys, contexts, aims and cells: up to 8 bytes a weight
 
 
 def _with(own: Cells, packed: NDArray[np.uint8]) -> Cells:

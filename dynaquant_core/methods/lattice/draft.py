@@ -13,7 +13,7 @@ from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.lattice.cells import Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import BF16, EXACT, KEPT, NEW, NEW_WIDE, Layout, Row
-from dynaquant_core.methods.lattice.motion import motion, remember
+from dynaquant_core.methods.lattice.motion import motion
 from dynaquant_core.methods.lattice.plan import Plan
 from dynaquant_core.methods.lattice.run_code import RunCode, run_code
 from dynaquant_core.methods.lattice.runs import runs_of
@@ -104,7 +104,7 @@ class LatticeDraft:
         own, below = self._held[name], self._below(name)
         if isinstance(own, Cells) and own.alphabet.narrow and below is not None:
             known = motion(below, name, own.step, own.epoch, own.alphabet, own.packed.size)
-            remember(own.packed, known, own.alphabet)
+            known.remember(own.packed)
 
     def _run(self, names: Sequence[str]) -> Run:
         members = {name: self._tensor(name) for name in names}

@@ -1,10 +1,13 @@
-"""From what a base holds of a tensor to contexts and aims, and from residuals back to cells."""
+"""From what a base holds of a tensor to contexts, from cells to residuals, and back.
+
+Where a lattice stays, a cell of the base says what to expect of the next, by tables of 256.  Where there is
+another lattice, the base's values are laid on it first.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,32 +16,112 @@ from numpy.typing import NDArray
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.lattice import motion_kernels as kernels
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells
-from dynaquant_core.methods.lattice.contexts import FIRST_NEW, aim_table, context_table
+from dynaquant_core.methods.lattice.contexts import COUNT, FIRST_NEW
+from dynaquant_core.methods.lattice.kept import IMPOSSIBLE, tables
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.lattice import offset_key, offsets
 
-__all__ = ["Motion", "motion", "refill", "residuals"]
+__all__ = ["KeptLattice", "Motion", "NewLattice", "look_up", "motion"]
 
-NONE = np.zeros(1, np.uint8)
+NONE: Final = np.zeros(1, np.uint8)
+#: Where keys are fine contexts already.
+THEMSELVES: Final = np.arange(COUNT, dtype=np.uint8)
 
-tables = cache(lambda alphabet: (context_table(alphabet), aim_table(alphabet)))
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Motion:
-    """What is known of a tensor before its residuals.
+class KeptLattice:
+    """A tensor on the lattice of its base.
 
     Args:
-        contexts: uint8[n], fine ones.
-        aims: int16[n].
+        base: uint8[n], the base's cells.
+        alphabet: theirs.
+    """
+
+    base: Bytes
+    alphabet: Alphabet
+
+    @property
+    def keys(self) -> Bytes:
+        """What contexts are looked up by, uint8[n]."""
+        return self.base
+
+    @property
+    def fine(self) -> Bytes:
+        """The fine context of each key, uint8[256]."""
+        return tables(self.alphabet).contexts
+
+    def residuals(self, cells: Cells) -> tuple[NDArray[Any], bool]:
+        """(residuals, uint8[n] or, of wide cells, uint16[n]; whether one is not zero)."""
+        out = _room(cells.packed.size, self.alphabet)
+        seen = kernels.look_up_pairs(self.base, cells.packed, 8, tables(self.alphabet).residuals, out)
+        return out, bool(seen)
+
+    def refill(self, residuals: NDArray[Any], name: str) -> Bytes:
+        """Cells, histories included, uint8[n].
+
+        Raises:
+            CorruptFileError: a residual leads out of the alphabet.
+        """
+        cells, known = np.empty(residuals.size, np.uint8), tables(self.alphabet)
+        good = residuals.size == 0 or residuals.max() < 1 << known.bits
+        if good:
+            seen = kernels.look_up_pairs(self.base, residuals, known.bits, known.cells, cells)
+            good = not seen & IMPOSSIBLE
+        _require_cells(good, name)
+        return cells
+
+    def remember(self, cells: Bytes) -> None:
+        """Writes into cells, in place, how each weight has moved."""
+        if self.alphabet.narrow:
+            kernels.look_up_pairs(self.base, cells, 8, tables(self.alphabet).remembered, cells)
+
+
+@dataclass(frozen=True, slots=True)
+class NewLattice:
+    """A tensor on a lattice that its base, if there is one, is not on.
+
+    Args:
+        keys: uint8[n], fine contexts.
+        aims: int16[n], see `motion_kernels`.
         histories: uint8[n] or [1], of the base.
+        alphabet: of the tensor's cells.
         based: whether a base is held, so that residuals are moves.
     """
 
-    contexts: NDArray[np.uint8]
+    keys: Bytes
     aims: NDArray[np.int16]
-    histories: NDArray[np.uint8]
+    histories: Bytes
+    alphabet: Alphabet
     based: bool
+
+    @property
+    def fine(self) -> Bytes:
+        """The fine context of each key: itself."""
+        return THEMSELVES
+
+    def residuals(self, cells: Cells) -> tuple[NDArray[Any], bool]:
+        """As `KeptLattice.residuals`."""
+        out = _room(cells.packed.size, self.alphabet)
+        moved = kernels.fold(cells.packed, self.alphabet.shift, self.alphabet.zero, self.aims, out)
+        return out, moved > 0
+
+    def refill(self, residuals: NDArray[Any], name: str) -> Bytes:
+        """As `KeptLattice.refill`."""
+        cells = np.empty(residuals.size, np.uint8)
+        shift, zero = self.alphabet.shift, self.alphabet.zero
+        _require_cells(not kernels.unfold(residuals, shift, zero, self.aims, cells), name)
+        self.remember(cells)
+        return cells
+
+    def remember(self, cells: Bytes) -> None:
+        """As `KeptLattice.remember`; there is nothing to write without a base."""
+        if self.alphabet.narrow and self.based:
+            kernels.write_history(cells, self.aims, self.alphabet.zero, self.histories)
+
+
+Motion = KeptLattice | NewLattice
 
 
 def motion(
@@ -46,16 +129,33 @@ def motion(
 ) -> Motion:
     """What ``base`` says of the n weights of a tensor on the lattice of ``step`` and ``epoch``."""
     if base is None:
-        return Motion(np.zeros(n, np.uint8), np.ones(n, np.int16), NONE, based=False)
+        return NewLattice(np.zeros(n, np.uint8), np.ones(n, np.int16), NONE, alphabet, based=False)
+    if isinstance(base, Cells) and (base.step, base.epoch, base.alphabet) == (step, epoch, alphabet):
+        return KeptLattice(base.packed, alphabet)
     contexts, aims = np.empty(n, np.uint8), np.empty(n, np.int16)
     histories = base.histories if isinstance(base, Cells) else NONE
-    if isinstance(base, Cells) and (base.step, base.epoch, base.alphabet) == (step, epoch, alphabet):
-        kernels.look_up(base.packed, *tables(alphabet), contexts, aims)
-        return Motion(contexts, aims, histories, based=True)
     values = _values(base, n)
     drawn = offsets(offset_key(epoch, name), n)
     kernels.aim_at(values, drawn, np.float32(step), alphabet.zero - 1, histories, FIRST_NEW, contexts, aims)
-    return Motion(contexts, aims, histories, based=True)
+    return NewLattice(contexts, aims, histories, alphabet, based=True)
+
+
+def look_up(keys: NDArray[Any], table: NDArray[np.uint16], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """``table[keys]``, uint8[n] where the table's values fit, else uint16[n]; into ``out`` if given."""
+    if out is None:
+        out = np.empty(keys.size, np.uint8 if table.max() < 256 else np.uint16)
+    kernels.look_up(keys, table.astype(out.dtype, copy=False), out)
+    return out
+
+
+def _room(n: int, alphabet: Alphabet) -> NDArray[Any]:
+    """Room for n residuals."""
+    return np.empty(n, np.uint8 if alphabet.narrow else np.uint16)
+
+
+def _require_cells(good: bool, name: str) -> None:
+    if not good:
+        raise CorruptFileError(f"tensor {name}: a residual leads to a cell that does not exist.")
 
 
 def _values(base: Cells | Plain, n: int) -> NDArray[np.float32]:
@@ -66,29 +166,3 @@ def _values(base: Cells | Plain, n: int) -> NDArray[np.float32]:
     else:
         out.copy_(base.tensor().reshape(-1))
     return out.numpy()
-
-
-def residuals(cells: Cells, known: Motion) -> tuple[NDArray[Any], int]:
-    """(residuals, uint8[n] or, of wide cells, uint16[n]; how many are not zero)."""
-    out = np.empty(cells.packed.size, np.uint8 if cells.alphabet.narrow else np.uint16)
-    moved = kernels.fold(cells.packed, cells.alphabet.shift, cells.alphabet.zero, known.aims, out)
-    return out, moved
-
-
-def refill(residual: NDArray[Any], known: Motion, alphabet: Alphabet, name: str) -> NDArray[np.uint8]:
-    """Cells, histories included, uint8[n].
-
-    Raises:
-        CorruptFileError: a residual leads out of the alphabet.
-    """
-    packed = np.empty(residual.size, np.uint8)
-    if kernels.unfold(residual, alphabet.shift, alphabet.zero, known.aims, packed):
-        raise CorruptFileError(f"tensor {name}: a residual leads to a cell that does not exist.")
-    remember(packed, known, alphabet)
-    return packed
-
-
-def remember(packed: NDArray[np.uint8], known: Motion, alphabet: Alphabet) -> None:
-    """Writes into cells, in place, how each weight has moved; there is nothing to write without a base."""
-    if alphabet.narrow and known.based:
-        kernels.write_history(packed, known.aims, alphabet.zero, known.histories)

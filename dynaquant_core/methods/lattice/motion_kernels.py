@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 
 from dynaquant_core.jit import kernel
 
-__all__ = ["aim_at", "fold", "look_up", "narrow", "outside", "unfold", "widen", "write_history"]
+__all__ = [
+    "aim_at",
+    "fold",
+    "look_up",
+    "look_up_pairs",
+    "narrow",
+    "outside",
+    "unfold",
+    "widen",
+    "write_history",
+]
 
 Array = NDArray[Any]
 
@@ -33,24 +43,19 @@ def outside(symbols: Array, middle: Any, most: Any) -> int:
 
 
 @kernel
-def narrow(symbols: Array, escapes: Array, middle: Any, zero: Any, outliers: Array) -> None:
-    """Turns symbols k + middle uint8[n] into cells (k + zero) << 3, in place.
+def narrow(symbols: Array, middle: Any, zero: Any) -> None:
+    """Turns symbols k + middle uint8[n] into cells (k + zero) << 3, in place; where |k| >= zero, into cell 0.
 
-    A k beyond zero - 1 becomes cell 0 and goes to ``outliers`` int32[m], in order; a symbol 0 takes its k
-    from ``escapes`` int32, in order.
+    Args:
+        symbols: changed.
+        middle: uint8.
+        zero: uint8.
     """
-    used, found = np.uint64(0), np.uint64(0)
+    away, last = np.uint8(middle - zero), np.uint8(2 * zero - 1)
     for i in range(np.uint64(symbols.size)):
-        k = np.int64(symbols[i]) - middle
-        if abs(k) < zero:
-            symbols[i] = np.uint8((k + zero) << 3)
-        else:
-            if symbols[i] == 0:
-                k = np.int64(escapes[used])
-                used += np.uint64(1)
-            outliers[found] = k
-            found += np.uint64(1)
-            symbols[i] = 0
+        place = np.uint8(symbols[i] - away)  # wraps around below, so one comparison finds both ends
+        inside = np.uint8(place - np.uint8(1)) < last
+        symbols[i] = np.uint8(place << np.uint8(3)) if inside else np.uint8(0)
 
 
 @kernel
@@ -61,11 +66,24 @@ def widen(cells: Array, middle: Any, zero: Any, symbols: Array) -> None:
 
 
 @kernel
-def look_up(cells: Array, context_of: Array, aim_of: Array, contexts: Array, aims: Array) -> None:
-    """Contexts uint8[n] and aims int16[n] of a lattice that stays, by tables over the base's cells."""
-    for i in range(np.uint64(cells.size)):
-        contexts[i] = context_of[cells[i]]
-        aims[i] = aim_of[cells[i]]
+def look_up(keys: Array, table: Array, out: Array) -> None:
+    """Writes ``table[key]`` of each of ``keys`` to ``out``; every key is inside the table."""
+    for i in range(np.uint64(keys.size)):
+        out[i] = table[np.uint64(keys[i])]
+
+
+@kernel
+def look_up_pairs(first: Array, second: Array, bits: Any, table: Array, out: Array) -> Any:
+    """Writes ``table[first << bits | second]``, or its low byte, to ``out``; returns all entries or'ed.
+
+    ``table`` uint16[2 ** (8 + bits)]; ``first`` uint8[n]; every one of ``second`` is below 2 ** bits.
+    """
+    seen, bits = np.uint16(0), np.uint64(bits)
+    for i in range(np.uint64(first.size)):
+        found = table[(np.uint64(first[i]) << bits) | np.uint64(second[i])]
+        out[i] = found
+        seen |= found
+    return seen
 
 
 @kernel
