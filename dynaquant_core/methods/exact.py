@@ -11,13 +11,14 @@ enough that exclusive-or is worth the memory (`Exact.hold_bytes`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import require
-from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
+from dynaquant_core.methods.base import Hints, Reference, Stream, StreamSource
+from dynaquant_core.methods.digests import digests_of
 from dynaquant_core.methods.exact_reader import (
     OWN,
     POOL,
@@ -27,12 +28,10 @@ from dynaquant_core.methods.exact_reader import (
     Words,
     base_words,
     joined,
-    words_digest,
 )
-from dynaquant_core.methods.fixed import NoConfig, fixed_space
+from dynaquant_core.methods.fixed import NoConfig, OnePoint
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
 from dynaquant_core.state import TensorSpec, words_of
-from dynaquant_core.threads import map_threads
 
 __all__ = ["Exact", "ExactDraft", "ExactReference"]
 
@@ -64,9 +63,8 @@ class ExactDraft:
         self._ref = ref or ExactReference({}, {})
         self._specs = {name: TensorSpec.of(tensor) for name, tensor in state.items()}
         self._hold_bytes = hold_bytes
-        words = {name: words_of(tensor) for name, tensor in state.items()}
-        self._digests = dict(zip(words, map_threads(words_digest, list(words.values())), strict=True))
-        self._words = {name: own for name, own in words.items() if self._changed(name)}
+        self._digests = digests_of(state)
+        self._words = {name: words_of(state[name]) for name in state if self._changed(name)}
         small = [name for name, own in self._words.items() if own.nbytes <= POOL_BYTES]
         self._pools = list(grouped(small, lambda name: (roles.get(name), self._specs[name].dtype)).values())
         self._is_own = False
@@ -129,7 +127,7 @@ class ExactDraft:
         return Stream(names[0], kind, *encode_smallest(words, context, candidates))
 
 
-class Exact:
+class Exact(OnePoint):
     """The method ``"exact"``: every tensor it is given, bit for bit.
 
     Args:
@@ -155,18 +153,6 @@ class Exact:
         good = type(hold_bytes) is int and hold_bytes >= POOL_BYTES
         require(good, f"method exact: hold_bytes must be a whole number >= {POOL_BYTES}, got {hold_bytes!r}.")
         self.hold_bytes = hold_bytes
-
-    def options(self) -> dict[str, Any]:
-        """Nothing that a reader needs to know."""
-        return {}
-
-    def config(self, data: Mapping[str, Any]) -> NoConfig:
-        """Takes back what `NoConfig.as_dict` wrote."""
-        return NoConfig.from_dict(data)
-
-    def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
-        """One point."""
-        return fixed_space()
 
     def accepts(self, tensor: Tensor) -> bool:  # noqa: ARG002
         """Every tensor."""

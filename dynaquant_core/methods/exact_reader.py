@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
+from dynaquant_core.methods.digests import words_digest
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, sliced
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.state import TensorSpec, empty_words, tensor_of
@@ -27,7 +27,6 @@ __all__ = [
     "Words",
     "base_words",
     "joined",
-    "words_digest",
 ]
 
 #: Places of a tensor in the layout: unchanged, its own stream, or pool number place - POOL.
@@ -36,11 +35,6 @@ OWN: Final = 1
 POOL: Final = 2
 
 Words = NDArray[Any]
-
-
-def words_digest(words: Words) -> bytes:
-    """xxh3_128 of a tensor's words: equal digests are taken for equal tensors."""
-    return xxhash.xxh3_128_digest(words.view(np.uint8).data)
 
 
 @dataclass(slots=True)

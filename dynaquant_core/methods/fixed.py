@@ -1,4 +1,4 @@
-"""The configuration and the search space of methods that have nothing to search."""
+"""What methods share that have nothing to search: one configuration, one point, no options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from dynaquant_core.config import known_keys
 from dynaquant_core.methods.base import Space
 
-__all__ = ["NoConfig", "fixed_space"]
+__all__ = ["NoConfig", "OnePoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,23 @@ class NoConfig:
         return cls(**known_keys(cls, data))
 
 
-def fixed_space() -> Space:
-    """The search space of one point.
+class OnePoint:
+    """The part of the method protocol (`methods.base.Method`) that does not depend on what is stored.
 
     Example:
-        >>> fixed_space().default
+        >>> OnePoint().space(gradients=True).default
         NoConfig()
     """
-    point = NoConfig()
-    return Space(build=NoConfig, axes={}, variants={}, refine={}, beyond=(point,), default=point)
+
+    def options(self) -> dict[str, Any]:
+        """Nothing that a reader needs to know."""
+        return {}
+
+    def config(self, data: Mapping[str, Any]) -> NoConfig:
+        """Takes back what `NoConfig.as_dict` wrote; raises ConfigError for any key."""
+        return NoConfig.from_dict(data)
+
+    def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
+        """One point."""
+        point = NoConfig()
+        return Space(build=NoConfig, axes={}, variants={}, refine={}, beyond=(point,), default=point)

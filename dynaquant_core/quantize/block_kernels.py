@@ -20,6 +20,8 @@ Array = NDArray[Any]
 inline = numba.njit(nogil=True, inline="always")
 
 BLOCK = 256
+MAGNITUDE, MANTISSA, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7FFFFF), np.uint32(0x7F800000)
+NORMAL, OCTAVE, ONE = np.uint32(0x800000), np.uint32(23), np.uint32(1)
 ZERO = -(1 << 40)  # below the level of any number
 
 
@@ -41,50 +43,94 @@ def fine_level(bits: Any, first: Array, split: Array) -> Any:
 
 
 @kernel
+def span(bits: Array) -> Any:
+    """(largest magnitude, smallest magnitude that is not zero less one, all bits or'ed) of a block, uint32.
+
+    A zero less one wraps around to the largest number; a block of zeros has that as its smallest.
+    """
+    largest, smallest, seen = np.uint32(0), np.uint32(0xFFFFFFFF), np.uint32(0)
+    for i in range(np.uint64(bits.size)):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        largest = max(largest, magnitude)
+        smallest = min(smallest, np.uint32(magnitude - ONE))
+        seen = np.uint32(seen | bits[i])
+    return largest, smallest, seen
+
+
+@kernel
+def code_block(bits: Array, bounds: Array, octave: Any, away: Any, middle: Any, codes: Array) -> None:
+    """Codes a block of normal numbers and zeros, signed where ``middle`` is not 0.
+
+    A code is ``octave`` steps for each octave and one for each of ``bounds`` uint32[8] below the mantissa (a
+    vector instruction each), plus ``away``; all int32.
+    """
+    b0, b1, b2, b3 = bounds[0], bounds[1], bounds[2], bounds[3]
+    b4, b5, b6, b7 = bounds[4], bounds[5], bounds[6], bounds[7]
+    least = np.int32(0) if middle else np.int32(1)
+    for i in range(np.uint64(bits.size)):
+        word = bits[i]
+        magnitude, mantissa = np.uint32(word & MAGNITUDE), np.uint32(word & MANTISSA)
+        passed = np.int32(mantissa >= b0) + np.int32(mantissa >= b1) + np.int32(mantissa >= b2)
+        passed += np.int32(mantissa >= b3) + np.int32(mantissa >= b4) + np.int32(mantissa >= b5)
+        passed += np.int32(mantissa >= b6) + np.int32(mantissa >= b7)
+        code = max(np.int32(np.int32(magnitude >> OCTAVE) * octave + passed + away), least)
+        code = code if magnitude != 0 else np.int32(0)
+        codes[i] = np.uint8(middle - code if word > MAGNITUDE else middle + code)
+
+
+@kernel
 def encode_blocks(
     bits: Array,
     first: Array,
     split: Array,
+    boundaries: Array,
     signed: bool,
     reach: int,
     least: int,
     most: int,
-    scratch: Array,
+    bounds: Array,
     codes: Array,
     scales: Array,
 ) -> int:
     """Codes ``bits`` uint32[n] block by block; returns how many values cannot be coded.
 
-    ``first`` int64[128] and ``split`` uint32[128] as in `blocks.fine_levels`; ``reach``, ``least`` and
-    ``most`` as in `blocks.Steps`; ``scratch`` int64[256]; ``codes`` uint8[n]; ``scales`` int16, one a block.
+    ``first`` int64[128], ``split`` uint32[128] and ``boundaries`` uint32[64] as in `blocks.fine_levels`;
+    ``reach``, ``least`` and ``most`` as in `blocks.Steps`; ``bounds`` uint32[8] is scratch; ``codes``
+    uint8[n]; ``scales`` int16, one a block.
     """
     bad = 0
+    middle = reach + 1 if signed else 0
     for block in range(scales.size):
-        start = block * BLOCK
-        size = min(BLOCK, bits.size - start)
-        highest, lowest = ZERO, -ZERO
-        for i in range(size):
-            word = bits[start + i]
-            level = fine_level(word, first, split)
-            scratch[i] = level
-            if level != ZERO:
-                highest, lowest = max(highest, level), min(lowest, level)
-                bad += (word & 0x7F800000) == 0x7F800000 or (not signed and word >> 31 == 1)
-        if highest == ZERO:
-            highest, lowest = 0, 0
+        start, stop = block * BLOCK, min((block + 1) * BLOCK, bits.size)
+        largest, smallest, seen = span(bits[start:stop])
+        if largest >= INFINITE or (not signed and seen > MAGNITUDE):
+            for i in range(start, stop):
+                magnitude = bits[i] & MAGNITUDE
+                bad += magnitude >= INFINITE or (not signed and magnitude != 0 and bits[i] > MAGNITUDE)
+        highest = lowest = 0
+        if largest != 0:
+            highest = fine_level(largest, first, split)
+            lowest = fine_level(np.uint32(smallest + ONE), first, split)
         top = (highest + 4) >> 3
         step = least
         while step < most and ((top * 8 - lowest + (4 << step)) >> (3 + step)) > reach - 1:
             step += 1
         scales[block] = top * 16 + (8 if signed else 0) + step
-        for i in range(size):
-            code = 0
-            if scratch[i] != ZERO:
-                down = (top * 8 - scratch[i] + (4 << step)) >> (3 + step)
-                code = max(0 if signed else 1, reach - down)
-            if signed:
-                code = reach + 1 - code if bits[start + i] >> 31 == 1 else reach + 1 + code
-            codes[start + i] = code
+        # A value of fine level f is (half - f) >> (3 + step) steps below the top.
+        half = top * 8 + (4 << step)
+        if step <= 3 and smallest + ONE >= NORMAL:
+            for j in range(8):  # the fine levels of an octave at which that shift gives one less
+                bounds[j] = (
+                    boundaries[(half & ((8 << step) - 1)) + (j << (3 + step))] if j < 8 >> step else NORMAL
+                )
+            octave, away = np.int32(8 >> step), np.int32(reach - (half >> (3 + step)) - 127 * (8 >> step))
+            code_block(bits[start:stop], bounds, octave, away, np.int32(middle), codes[start:stop])
+            continue
+        for i in range(start, stop):
+            level, code = fine_level(bits[i], first, split), 0
+            if level != ZERO:
+                code = max(0 if signed else 1, reach - ((half - level) >> (3 + step)))
+            codes[i] = middle - code if signed and bits[i] > MAGNITUDE else middle + code
     return bad
 
 

@@ -38,8 +38,8 @@ from dynaquant_core.threads import map_threads, slices
 
 __all__ = ["BLOCK", "EIGHT", "FOUR", "Grid", "Steps", "decode", "encode", "nonzero_float32", "scale_count"]
 
-#: Values that share a scale.
-BLOCK = 256
+#: Values that share a scale, and scales that make a thread worth its hand-over.
+BLOCK, SLICE = 256, 1 << 11
 
 #: Eighths of an octave: levels below 2^0 and in all, from the smallest subnormal to 2^128.
 BELOW, LEVELS = 149 * 8, 149 * 8 + 128 * 8 + 1
@@ -70,8 +70,8 @@ EIGHT: Final = Grid(signed=Steps(127, 0, 0), positive=Steps(255, 0, LARGEST_STEP
 FOUR: Final = Grid(signed=Steps(7, 3, 3), positive=Steps(15, 0, 3))
 
 
-def fine_levels() -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """(fine level of each of 128 mantissa cells, mantissa from which it is one more).
+def fine_levels() -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint32]]:
+    """(fine level of each of 128 mantissa cells, mantissa from which it is one more, the 64 boundaries).
 
     A fine level is log2 of the mantissa in 64ths of an octave, rounded; neighbouring boundaries are further
     apart than a cell is wide, so one comparison a cell is enough.
@@ -80,10 +80,10 @@ def fine_levels() -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     cells = np.arange(128) << FINE_SHIFT
     first = np.searchsorted(boundaries, cells, side="right")
     following = np.append(boundaries, 2**23)[first]
-    return first.astype(np.int64), following.astype(np.uint32)
+    return first.astype(np.int64), following.astype(np.uint32), boundaries.astype(np.uint32)
 
 
-FINE_FIRST, FINE_SPLIT = fine_levels()
+FINE = fine_levels()
 
 
 def scale_count(size: int) -> int:
@@ -120,18 +120,15 @@ def encode(tensor: Tensor, signed: bool, grid: Grid = EIGHT) -> tuple[NDArray[np
     scales = np.empty(scale_count(array.size), dtype=np.int16)
 
     def work(part: slice) -> int:
-        scratch = np.empty(BLOCK, dtype=np.int64)
-        bad = 0
+        bounds, bad = np.empty(8, dtype=np.uint32), 0
         for start in range(part.start, part.stop, BLOCK):
             blocks = slice(start, min(start + BLOCK, part.stop))
             values = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
             bits = nonzero_float32(array[values]).view(np.uint32)
-            bad += kernels.encode_blocks(
-                bits, FINE_FIRST, FINE_SPLIT, signed, *steps, scratch, codes[values], scales[blocks]
-            )
+            bad += kernels.encode_blocks(bits, *FINE, signed, *steps, bounds, codes[values], scales[blocks])
         return bad
 
-    bad = sum(map_threads(work, slices(scales.size, BLOCK)))
+    bad = sum(map_threads(work, slices(scales.size, SLICE)))
     if bad:
         raise UnsupportedStateError(
             f"moments: {bad} of {array.size} values are not finite{'' if signed else ', or negative'} "
@@ -171,7 +168,7 @@ def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor, gri
         values = slice(part.start * BLOCK, part.stop * BLOCK)
         kernels.decode_blocks(codes[values], scales[part], levels, *reaches, decoded[values])
 
-    map_threads(work, slices(scales.size, BLOCK))
+    map_threads(work, slices(scales.size, SLICE))
     if not direct:
         target.copy_(flat.view(target.shape))
 

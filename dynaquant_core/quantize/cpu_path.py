@@ -22,7 +22,7 @@ from dynaquant_core.threads import map_threads, slices
 __all__ = ["assign", "count", "joint", "place", "score"]
 
 #: Elements that make a thread worth its hand-over, and elements of one block (1 MiB of float32).
-SLICE = 1 << 16
+SLICE = 1 << 19
 BLOCK = 1 << 18
 
 #: Below so many elements, clearing two counters a cell costs more than counting.

@@ -120,8 +120,8 @@ def test_blocks(values, signed, grid):
     bits = values.view(np.uint32)
     count = blocks.scale_count(bits.size)
     codes, scales = np.zeros(bits.size, np.uint8), np.zeros(count, np.int16)
-    steps, scratch = grid.signed if signed else grid.positive, np.zeros(256, np.int64)
-    given = bits, blocks.FINE_FIRST, blocks.FINE_SPLIT, signed, *steps, scratch
+    steps = grid.signed if signed else grid.positive
+    given = bits, *blocks.FINE, signed, *steps, np.zeros(8, np.uint32)
     assert block_kernels.encode_blocks(*given, codes, scales) == 0
     out, levels = np.zeros(bits.size), blocks.level_table(blocks.torch.float64).numpy()
     block_kernels.decode_blocks(codes, scales, levels, grid.signed.reach, grid.positive.reach, out)

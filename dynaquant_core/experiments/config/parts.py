@@ -24,20 +24,27 @@ __all__ = [
 SIDE = 32
 
 
-class CharGPTModel(Section):
+class TransformerSize(Section):
+    """What the transformers have in common."""
+
+    layers: Count
+    width: Count
+    heads: Count = 4
+    dropout: Share = 0.0
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> TransformerSize:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+
+class CharGPTModel(TransformerSize):
     """``model: {name: char_gpt}``; vocabulary and context come from the data."""
 
     name: Literal["char_gpt"]
     layers: Count = 4
     width: Count = 256
-    heads: Count = 4
-    dropout: Share = 0.0
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> CharGPTModel:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        return self
 
 
 class ResNetModel(Section):
@@ -54,20 +61,16 @@ class ResNetModel(Section):
         return self
 
 
-class ViTModel(Section):
+class ViTModel(TransformerSize):
     """``model: {name: vit}``: an encoder over square patches of so many pixels on a side."""
 
     name: Literal["vit"]
     layers: Count = 5
     width: Count = 128
-    heads: Count = 4
     patch: Count = 4
-    dropout: Share = 0.0
 
     @model_validator(mode="after")
-    def _everything_divides(self) -> ViTModel:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+    def _patches_divide_the_side(self) -> ViTModel:
         if SIDE % self.patch:
             raise ValueError(f"patch {self.patch} does not divide the {SIDE} pixels of an image's side")
         return self

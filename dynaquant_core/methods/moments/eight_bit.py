@@ -7,13 +7,13 @@ as a base would cost a byte a value.  One that did not change at all costs nothi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
-from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
+from dynaquant_core.methods.base import Hints, Reference, Stream, StreamSource
 from dynaquant_core.methods.blocks_reader import (
     OWN,
     POOL_POSITIVE,
@@ -24,12 +24,11 @@ from dynaquant_core.methods.blocks_reader import (
     Coded,
     coded_tensor,
 )
-from dynaquant_core.methods.exact_reader import words_digest
-from dynaquant_core.methods.fixed import NoConfig, fixed_space
+from dynaquant_core.methods.fixed import NoConfig, OnePoint
+from dynaquant_core.methods.moments.changed import ChangedDraft
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
 from dynaquant_core.quantize import blocks
-from dynaquant_core.state import TensorSpec, fits_float32, words_of
-from dynaquant_core.threads import map_threads
+from dynaquant_core.state import TensorSpec, fits_float32
 
 __all__ = ["BlocksDraft", "BlocksReference", "LogBlocks", "is_signed"]
 
@@ -45,7 +44,7 @@ def is_signed(tensor: Tensor) -> bool:
     return bool(tensor.detach().min() < 0)
 
 
-class BlocksDraft:
+class BlocksDraft(ChangedDraft[Coded]):
     """A draft of moments in 8 bits; see `methods.base.Draft`.
 
     Args:
@@ -55,51 +54,23 @@ class BlocksDraft:
     """
 
     def __init__(self, config: NoConfig, state: Mapping[str, Tensor], ref: BlocksReference | None) -> None:
-        self.config, self.is_key = config, ref is None
-        self._live: Mapping[str, Tensor] = state
-        self._specs = {name: TensorSpec.of(tensor) for name, tensor in state.items()}
-        digests = map_threads(lambda tensor: words_digest(words_of(tensor)), list(state.values()))
-        self._digests = dict(zip(state, digests, strict=True))
-        known = {} if ref is None else ref.digests
-        self._changed = [name for name in state if known.get(name) != self._digests[name]]
-        self._coded: dict[str, Coded] = {}
+        super().__init__(config, state, None if ref is None else ref.digests)
         self._signed: dict[str, bool] = {}
-        self._streams: list[Stream] | None = None
-
-    @property
-    def decoded(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) as a reader would get them, on the live tensors' devices."""
-        for name, tensor in self._live.items():
-            yield name, coded_tensor(self._code(name), self._specs[name]).to(tensor.device)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all streams: encoded to know it, and kept for `encode`."""
-        if self._streams is None:
-            self._streams = list(self._encoded())
-        return sum(len(stream.payload) for stream in self._streams)
-
-    def detach(self) -> None:
-        """Codes every tensor that changed, a byte a value, and lets go of the live ones."""
-        if self._streams is None:
-            for name in self._changed:
-                self._code(name)
-        self._live = {}
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
         """Streams, one in memory at a time unless `size` was asked for, and what the writer then knows."""
         self.detach()
-        streams = self._encoded() if self._streams is None else self._streams
+        streams = self._encoded(forget=True) if self._streams is None else self._streams
         return streams, BlocksReference(self._specs, {}, self._digests)
 
-    def _code(self, name: str) -> Coded:
-        if name not in self._coded:
-            tensor = self._live[name]
-            self._signed[name] = is_signed(tensor)
-            self._coded[name] = Coded(*blocks.encode(tensor, self._signed[name]))
-        return self._coded[name]
+    def _encode(self, tensor: Tensor, name: str) -> Coded:
+        self._signed[name] = is_signed(tensor)
+        return Coded(*blocks.encode(tensor, self._signed[name]))
 
-    def _encoded(self) -> Iterator[Stream]:
+    def _decode(self, coded: Coded, spec: TensorSpec) -> Tensor:
+        return coded_tensor(coded, spec)
+
+    def _encoded(self, *, forget: bool) -> Iterator[Stream]:
         coded = {name: self._code(name) for name in self._changed}
         small = [name for name in coded if coded[name].codes.nbytes <= POOL_BYTES]
         pools = grouped(small, lambda name: POOL_SIGNED if self._signed[name] else POOL_POSITIVE)
@@ -113,11 +84,11 @@ class BlocksDraft:
             yield Stream(names[0], "pool", *encode_smallest(codes, None, CODE_CODECS))
         for name in [name for name in coded if name not in place]:
             yield Stream(name, "codes", *encode_smallest(coded[name].codes, None, CODE_CODECS))
-            if not self._live:  # nobody can ask for it again
+            if forget:
                 del coded[name], self._coded[name]
 
 
-class LogBlocks:
+class LogBlocks(OnePoint):
     """The method ``"8bit"``: moments in logarithmic blocks.
 
     The error is within 5% of each value (`quantize.blocks` states it in full); what was zero, positive or
@@ -134,18 +105,6 @@ class LogBlocks:
 
     name = "8bit"
     owns = frozenset({"moment"})
-
-    def options(self) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    def config(self, data: Mapping[str, Any]) -> NoConfig:
-        """Takes back what `NoConfig.as_dict` wrote."""
-        return NoConfig.from_dict(data)
-
-    def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
-        """One point."""
-        return fixed_space()
 
     def accepts(self, tensor: Tensor) -> bool:
         """Finite floating tensors of at least `MIN_ELEMENTS` elements, within float32's range."""

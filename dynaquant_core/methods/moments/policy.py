@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from dynaquant_core.errors import MissingBaseError
-from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
-from dynaquant_core.methods.fixed import NoConfig, fixed_space
+from dynaquant_core.methods.base import Hints, Reference, Stream, StreamSource
+from dynaquant_core.methods.fixed import NoConfig, OnePoint
 from dynaquant_core.methods.moments.draft import MomentsDraft
 from dynaquant_core.methods.moments.eight_bit import is_signed
 from dynaquant_core.methods.moments.held import MomentsReference
@@ -38,7 +39,7 @@ def worth_factoring(tensor: Tensor) -> bool:
     return WORTH * factor_count(tensor.shape) <= tensor.numel()
 
 
-class MomentsPolicy:
+class MomentsPolicy(OnePoint, ABC):
     """A moments policy: a name, and the form in which it writes a first and a second moment.
 
     Attributes:
@@ -52,13 +53,13 @@ class MomentsPolicy:
     def __init__(self) -> None:
         self._told = False
 
+    @abstractmethod
     def first(self, tensor: Tensor) -> str:
         """The form of a moment that has signs (an average of gradients or steps)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def second(self, tensor: Tensor) -> str:
         """The form of a moment without negative values (an average of squares or magnitudes)."""
-        raise NotImplementedError
 
     def factor(self, tensor: Tensor) -> str:  # noqa: ARG002
         """The form of a second moment that its optimizer keeps as rows and columns already."""
@@ -80,18 +81,6 @@ class MomentsPolicy:
         if kind == "second":
             return self.second(tensor)
         return self.factor(tensor) if kind == "factor" else "e"
-
-    def options(self) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    def config(self, data: Mapping[str, Any]) -> NoConfig:
-        """Takes back what `NoConfig.as_dict` wrote."""
-        return NoConfig.from_dict(data)
-
-    def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
-        """One point."""
-        return fixed_space()
 
     def accepts(self, tensor: Tensor) -> bool:
         """Finite floating tensors of one dimension and more, within float32's range, however small."""
