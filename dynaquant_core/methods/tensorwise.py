@@ -1,11 +1,11 @@
 """A method that codes one tensor after another: the half of the protocol that all such methods share.
 
-A method of this kind says six things: what it decides for the whole model, how a tensor is coded, what a reader
-then holds of it, and how that becomes a tensor, streams, and itself again.  Threads, laziness, keys, the layout
-and the exact way out (`Space.beyond`) are here.
+A method of this kind says what it decides for the whole model, how a tensor is coded, what a reader then holds
+of it, and how that becomes a tensor, streams, and itself again.  Threads, laziness, keys, the layout and the
+exact way out (`Space.beyond`) are here.
 
-Two forms of a tensor must be told apart.  *Coded* is what a draft made and still has to write; *held* is what a
-reader has afterwards, and all that the next checkpoint may build on.
+Two forms of a tensor must be told apart.  *Coded* is what a draft made and still has to write; *held* is what
+a reader has afterwards, and all that the next checkpoint may build on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
-from dynaquant_core.errors import CorruptFileError, MissingBaseError
+from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.pooling import read_layout, write_layout
 from dynaquant_core.methods.streams import decode_stream
@@ -54,8 +54,8 @@ H = TypeVar("H")
 class TensorMethod(ABC, Generic[P, C, H]):
     """The protocol `methods.base.Method` around what one tensor needs; P is its point, C coded, H held.
 
-    Subclasses give ``name``, ``config``, ``space`` and the abstract methods below, which are called from several
-    threads at once, one tensor each, and may use what `plan` returned.
+    Subclasses give ``name`` and the abstract methods.  What takes one tensor is called from several threads at
+    once and must not change the method.
     """
 
     name: str
@@ -96,11 +96,15 @@ class TensorMethod(ABC, Generic[P, C, H]):
             MissingBaseError: they build on a base and ``base`` is None.
         """
 
+    def adopt(self, tensor: Tensor) -> H | None:  # noqa: ARG002
+        """What is held of a base's tensor that was kept bit for bit; None: the next one stands alone."""
+        return None
+
     def plan(
         self,
-        state: Mapping[str, Tensor],
-        base: Mapping[str, H],
-        config: P,
+        state: Mapping[str, Tensor],  # noqa: ARG002
+        base: Mapping[str, H],  # noqa: ARG002
+        config: P,  # noqa: ARG002
         hints: Hints,  # noqa: ARG002
     ) -> Any:
         """What is decided for all tensors together, before any is coded; nothing by default."""
@@ -162,7 +166,7 @@ class TensorsHeld(Generic[H]):
         self.method, self.specs, self.tensors = method, dict(specs), dict(tensors)
 
     def of(self, name: str, spec: TensorSpec) -> H | None:
-        """What the method holds of a tensor; None where it is held as words, or not at all.
+        """What the method holds of a tensor; None where it can make no use of what there is.
 
         Raises:
             CorruptFileError: it has another shape or dtype.
@@ -172,7 +176,7 @@ class TensorsHeld(Generic[H]):
         if self.specs[name] != spec:
             raise CorruptFileError(f"tensor {name}: {spec} does not fit its base {self.specs[name]}.")
         held = self.tensors[name]
-        return None if isinstance(held, Plain) else held
+        return self.method.adopt(held.tensor()) if isinstance(held, Plain) else held
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, tensor), decoded one at a time, on the CPU."""
@@ -213,12 +217,7 @@ class TensorDraft(Generic[P, C, H]):
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as a reader would get them, on the live tensors' devices."""
         for name, tensor in self._live.items():
-            coded = self._code(name)
-            plain = isinstance(coded, Plain)
-            value = (
-                coded.tensor() if plain else self._method.value(self._method.hold(coded), self._specs[name])
-            )
-            yield name, value.to(tensor.device)
+            yield name, self._value(self._code(name), self._specs[name]).to(tensor.device)
 
     @property
     def size(self) -> int:
@@ -234,7 +233,7 @@ class TensorDraft(Generic[P, C, H]):
         self._live = {}
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
-        """Streams, one tensor in memory at a time unless `size` was asked for, and what a reader then holds."""
+        """Streams, a tensor's in memory at a time unless `size` was asked for, and what a reader then holds."""
         self.detach()
         held = {
             name: coded if isinstance(coded, Plain) else self._method.hold(coded)
@@ -242,6 +241,11 @@ class TensorDraft(Generic[P, C, H]):
         }
         ordered = {name: held[name] for name in self._specs}
         return self._encoded(), TensorsHeld(self._method, self._specs, ordered)
+
+    def _value(self, coded: C | Plain, spec: TensorSpec) -> Tensor:
+        if isinstance(coded, Plain):
+            return coded.tensor()
+        return self._method.value(self._method.hold(coded), spec)
 
     def _encoded(self) -> Iterator[Stream]:
         yield self._layout()
