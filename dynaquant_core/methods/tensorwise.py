@@ -1,8 +1,8 @@
 """A method that codes one tensor after another: the half of the protocol that all such methods share.
 
-A method of this kind says what it decides for the whole model, how a tensor is coded, what a reader then holds
-of it, and how that becomes a tensor, streams, and itself again.  Threads, laziness, keys, the layout and the
-exact way out (`Space.beyond`) are here.
+A method of this kind says what it decides for the whole model, how a tensor is coded, what a reader then
+holds of it, and how that becomes a tensor, streams, and itself again.  Threads, laziness, keys, the layout and
+the exact way out (`Space.beyond`) are here.
 
 Two forms of a tensor must be told apart.  *Coded* is what a draft made and still has to write; *held* is what
 a reader has afterwards, and all that the next checkpoint may build on.
@@ -54,8 +54,8 @@ H = TypeVar("H")
 class TensorMethod(ABC, Generic[P, C, H]):
     """The protocol `methods.base.Method` around what one tensor needs; P is its point, C coded, H held.
 
-    Subclasses give ``name`` and the abstract methods.  What takes one tensor is called from several threads at
-    once and must not change the method.
+    Subclasses give ``name`` and the abstract methods.  What takes one tensor is called from several threads
+    at once and must not change the method.
     """
 
     name: str
@@ -233,7 +233,7 @@ class TensorDraft(Generic[P, C, H]):
         self._live = {}
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
-        """Streams, a tensor's in memory at a time unless `size` was asked for, and what a reader then holds."""
+        """Streams, a tensor's in memory at once unless `size` was asked for, and what a reader then holds."""
         self.detach()
         held = {
             name: coded if isinstance(coded, Plain) else self._method.hold(coded)
