@@ -1,8 +1,8 @@
 """A method that codes one tensor after another: the half of the protocol that all such methods share.
 
 A method of this kind says what it decides for the whole model, how a tensor is coded, what a reader then
-holds of it, and how that becomes a tensor, streams, and itself again.  Threads, laziness, keys, the layout and
-the exact way out (`Space.beyond`) are here.
+holds of it, and how that becomes a tensor, streams, and itself again.  Threads, laziness, keys, the layout
+and the exact way out (`Space.beyond`) are here.
 
 Two forms of a tensor must be told apart.  *Coded* is what a draft made and still has to write; *held* is what
 a reader has afterwards, and all that the next checkpoint may build on.
