@@ -26,3 +26,16 @@ DISTRIBUTIONS = {
 def sample(name: str, size: int, seed: int = 0) -> np.ndarray:
     """float32[size] drawn from the named distribution."""
     return DISTRIBUTIONS[name](np.random.default_rng(seed), size).astype(np.float32)
+
+
+def check_first_moments(exact, decoded, block, far, error):
+    """Signs stay, and values are near, or zero where they are below ``far`` of their block's largest."""
+    exact, decoded = exact.astype(np.float64), decoded.astype(np.float64)
+    assert (decoded * exact >= 0).all()
+    assert (decoded[exact == 0] == 0).all()
+    for start in range(0, exact.size, block):
+        x, y = np.abs(exact[start : start + block]), np.abs(decoded[start : start + block])
+        flushed = (y == 0) & (x > 0)
+        assert (x[flushed] < x.max() * far).all()
+        kept = ~flushed & (x >= 2.0**-126)
+        assert (np.abs(y - x)[kept] <= error * x[kept]).all()

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from dynaquant_core.errors import CorruptFileError, StateMismatchError, UnsupportedStateError
 from dynaquant_core.quantize.blocks import BLOCK, decode, encode, scale_count
-from tests.quantize.data import DISTRIBUTIONS, sample
+from tests.quantize.data import DISTRIBUTIONS, check_first_moments, sample
 
 SMALLEST, NORMAL = 2.0**-149, 2.0**-126
 #: Octaves that a block spans -> relative error promised.
@@ -57,16 +57,7 @@ def test_second_moments_stay_positive_and_near(values):
 @given(hnp.arrays(np.float32, st.integers(1, 600), elements=finite()))
 def test_first_moments_keep_sign_and_are_near_or_far_below_their_block(values):
     _, _, out = round_trip(torch.from_numpy(values), signed=True)
-    decoded, exact = out.numpy().astype(np.float64), values.astype(np.float64)
-    assert (decoded * exact >= 0).all()
-    assert (decoded[exact == 0] == 0).all()
-    for start in range(0, values.size, BLOCK):
-        part = slice(start, start + BLOCK)
-        x, y = np.abs(exact[part]), np.abs(decoded[part])
-        flushed = (y == 0) & (x > 0)
-        assert (x[flushed] < x.max() * 2.0**-15.7).all()
-        kept = ~flushed & (x >= NORMAL)
-        assert (np.abs(y - x)[kept] <= 0.05 * x[kept]).all()
+    check_first_moments(values, out.numpy(), BLOCK, 2.0**-15.7, 0.05)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

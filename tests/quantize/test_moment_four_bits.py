@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.quantize.blocks import BLOCK, FOUR, decode, encode
-from tests.quantize.data import DISTRIBUTIONS, sample
+from tests.quantize.data import DISTRIBUTIONS, check_first_moments, sample
 
 NORMAL = 2.0**-126
 #: Octaves that a block spans -> relative error promised.
@@ -61,15 +61,7 @@ def test_second_moments_stay_positive_and_near(values):
 def test_first_moments_keep_their_sign_and_are_near_or_small(values):
     codes, out = round_trip(torch.from_numpy(values), signed=True)
     assert 1 <= codes.min() <= codes.max() <= 15
-    exact, decoded = values.astype(np.float64), out.double().numpy()
-    assert (decoded * exact >= 0).all()
-    for start in range(0, values.size, BLOCK):
-        part = slice(start, start + BLOCK)
-        x, y = np.abs(exact[part]), np.abs(decoded[part])
-        flushed = (y == 0) & (x > 0)
-        assert (x[flushed] < x.max() * 2.0**-6.4).all()
-        kept = ~flushed & (x >= NORMAL)
-        assert (np.abs(y - x)[kept] <= 0.43 * x[kept]).all()
+    check_first_moments(values, out.numpy(), BLOCK, 2.0**-6.4, 0.43)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
