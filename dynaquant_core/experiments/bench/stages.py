@@ -82,7 +82,7 @@ def tensor_stages(count: int, threads: int) -> Iterator[Measurement]:
     yield row("sketch", taken, "torch.quantile", max(1.0, count / QUANTILE_LIMIT))
     yield row("sketch", taken, "torch log + ceil + bincount")
     yield kmeans_stage(values, signed.values[used], counts[used], threads)
-    # Both write into memory that is there: what the system takes to hand out fresh pages is no stage of either.
+    # Both write into memory that is there: what fresh pages cost is no stage of either.
     codes, found = np.zeros(count, np.uint8), torch.zeros(count, dtype=torch.int64)
     taken = side_by_side(
         {
