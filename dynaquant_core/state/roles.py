@@ -6,6 +6,7 @@ averages, by a closed table of names) and "exact" (everything else).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, Literal
@@ -107,8 +108,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """
     if tensor.numel() == 0:
         return True
-    low, high = torch.aminmax(tensor.detach())  # NaN wins both
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    ends = torch.stack(torch.aminmax(tensor.detach()))  # NaN wins both
+    return all(math.isfinite(end) for end in ends.tolist())
 
 
 def fits_float32(tensor: torch.Tensor) -> bool:
@@ -152,6 +153,9 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
         >>> matches("model.h.0.router.weight", ["*.router.*"]), matches("model.h.0.weight", ["*"])
         (True, True)
     """
+    patterns = tuple(patterns)
+    if not patterns:  # as a rule, and then names need not be taken apart
+        return False
     parts = name.split(".")
     count = len(parts)
     candidates = [".".join(parts[i:j]) for i in range(count) for j in range(i + 1, count + 1)]

@@ -80,6 +80,7 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
     found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     refused: list[str] = []
     owned = owned_by(tree.leaves, [name for name, role in roles.items() if role == "weight"])
+    vectors = {part: each for part, each in methods.items() if isinstance(each, TakesVectors)}
 
     def owner_of(leaf: Leaf) -> str | None:
         if leaf.source == "data" or matches(leaf.name, settings.exact):
@@ -89,7 +90,13 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
     def part_of(leaf: Leaf) -> str:
         """Whether a tensor is taken may need a look at every value."""
         owner = owner_of(leaf)
-        return owner if owner is not None and _takes(methods[owner], leaf, owned) else "exact"
+        if owner is None:
+            return "exact"
+        if leaf.tensor.dim() == 1 and leaf.name in owned and owner in vectors:
+            takes = vectors[owner].accepts_vector(leaf.tensor)
+        else:
+            takes = methods[owner].accepts(leaf.tensor)
+        return owner if takes else "exact"
 
     for leaf, part in zip(tree.leaves, map_threads(part_of, tree.leaves), strict=True):
         if part == "exact" and leaf.tensor.dim() > 1 and owner_of(leaf) == "weights":
@@ -97,14 +104,6 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
         found[part][leaf.name] = leaf.tensor
     tensors = {part: members for part, members in found.items() if members}
     return Division(tensors, roles, methods, tuple(refused), owned)
-
-
-def _takes(method: Method, leaf: Leaf, owned: Mapping[str, Owned]) -> bool:
-    """Whether a method takes a tensor; of one dimension only what an optimizer trains."""
-    vector = leaf.tensor.dim() == 1 and leaf.name in owned and isinstance(method, TakesVectors)
-    if vector and isinstance(method, TakesVectors):
-        return method.accepts_vector(leaf.tensor)
-    return method.accepts(leaf.tensor)
 
 
 def _owner(role: str, method: Method, settings: Settings) -> str | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from dynaquant_core.config import require
 from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.methods.base import Method
+from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain, Link
 from dynaquant_core.store.exporters import resolve_exporter
@@ -253,6 +254,18 @@ class CheckpointStore:
         if not scan.entries and not scan.damaged:
             return None
         return self._reader.read(None, Chain.verify)[0]
+
+    def best(self) -> CheckpointInfo:
+        """The checkpoint whose metric, as stored and on the search's batches, is the best; of equals the newest.
+
+        Only what was measured counts: checkpoints saved with ``evaluate``.  Its file is not read beyond its
+        index: `load` and `export` of its step say where it is damaged.
+
+        Raises:
+            EmptyStoreError: there is no checkpoint.
+            CheckpointNotFoundError: none was measured.
+        """
+        return best_of((entry.info for entry in self._catalogue.scan().current().values()), repr(str(self.path)))
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending."""
