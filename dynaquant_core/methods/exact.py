@@ -31,6 +31,7 @@ from dynaquant_core.methods.exact_reader import (
 )
 from dynaquant_core.methods.fixed import NoConfig, OnePoint
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
+from dynaquant_core.methods.streams import chosen
 from dynaquant_core.state import TensorSpec, words_of
 
 __all__ = ["Exact", "ExactDraft", "ExactReference"]
@@ -175,5 +176,4 @@ class Exact(OnePoint):
             MissingBaseError: they stand on a base that is not given.
         """
         base = ref if isinstance(ref, ExactReference) else None
-        wanted = set(streams.specs if names is None else names)
-        return ExactDecoder(streams, base).reference([name for name in streams.specs if name in wanted])
+        return ExactDecoder(streams, base).reference(chosen(streams.specs, names))

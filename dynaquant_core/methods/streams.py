@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -10,7 +11,18 @@ from dynaquant_core.coding import codec_by_id
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import StreamSource
 
-__all__ = ["decode_stream"]
+__all__ = ["chosen", "decode_stream"]
+
+
+def chosen(specs: Mapping[str, Any], names: Iterable[str] | None) -> list[str]:
+    """The names that a reader asked for (None: all), in the part's order; those it lacks are passed over.
+
+    Example:
+        >>> chosen({"a": 1, "b": 2}, ["b", "z"])
+        ['b']
+    """
+    wanted = set(specs if names is None else names)
+    return [name for name in specs if name in wanted]
 
 
 def decode_stream(

@@ -20,7 +20,7 @@ from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.pooling import read_layout, write_layout
-from dynaquant_core.methods.streams import decode_stream
+from dynaquant_core.methods.streams import chosen, decode_stream
 from dynaquant_core.methods.words import CODECS, Plain, plain_of
 from dynaquant_core.state import TensorSpec, is_quantisable
 from dynaquant_core.state.raw import empty_words
@@ -135,8 +135,7 @@ class TensorMethod(ABC, Generic[P, C, H]):
             MissingBaseError: they stand on a base that is not given.
         """
         base = ref if isinstance(ref, TensorsHeld) else None
-        place, wanted = read_layout(streams, WORDS), set(streams.specs if names is None else names)
-        chosen = [name for name in streams.specs if name in wanted]
+        place, wanted = read_layout(streams, WORDS), chosen(streams.specs, names)
 
         def read(name: str) -> H | Plain:
             spec = streams.specs[name]
@@ -144,8 +143,8 @@ class TensorMethod(ABC, Generic[P, C, H]):
                 return _read_words(streams, name, spec)
             return self.read(streams, name, spec, None if base is None else base.of(name, spec))
 
-        tensors = dict(zip(chosen, map_threads(read, chosen), strict=True))
-        return TensorsHeld(self, {name: streams.specs[name] for name in chosen}, tensors)
+        tensors = dict(zip(wanted, map_threads(read, wanted), strict=True))
+        return TensorsHeld(self, {name: streams.specs[name] for name in wanted}, tensors)
 
 
 class TensorsHeld(Generic[H]):

@@ -27,6 +27,7 @@ from dynaquant_core.methods.blocks_reader import (
 from dynaquant_core.methods.fixed import NoConfig, OnePoint
 from dynaquant_core.methods.moments.changed import ChangedDraft
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
+from dynaquant_core.methods.streams import chosen
 from dynaquant_core.quantize import blocks
 from dynaquant_core.state import TensorSpec, fits_float32
 
@@ -130,5 +131,4 @@ class LogBlocks(OnePoint):
             MissingBaseError: they stand on a base that is not given.
         """
         base = ref if isinstance(ref, BlocksReference) else None
-        wanted = set(streams.specs if names is None else names)
-        return BlocksDecoder(streams, base).reference([name for name in streams.specs if name in wanted])
+        return BlocksDecoder(streams, base).reference(chosen(streams.specs, names))

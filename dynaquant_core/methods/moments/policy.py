@@ -17,6 +17,7 @@ from dynaquant_core.methods.moments.eight_bit import is_signed
 from dynaquant_core.methods.moments.held import MomentsReference
 from dynaquant_core.methods.moments.reader import MomentsDecoder
 from dynaquant_core.methods.moments.streams import moment_streams
+from dynaquant_core.methods.streams import chosen
 from dynaquant_core.quantize.factors import factor_count
 from dynaquant_core.state import fits_float32, moment_kind
 
@@ -110,8 +111,7 @@ class MomentsPolicy(OnePoint, ABC):
             MissingBaseError: they stand on a base that is not given.
         """
         base = ref if isinstance(ref, MomentsReference) else None
-        wanted = set(streams.specs if names is None else names)
-        return MomentsDecoder(streams, base).reference([name for name in streams.specs if name in wanted])
+        return MomentsDecoder(streams, base).reference(chosen(streams.specs, names))
 
     def rekey(self, reference: Reference) -> Iterable[Stream]:
         """Streams that decode, without a base, to what a reader holds."""
