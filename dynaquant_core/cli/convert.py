@@ -19,11 +19,12 @@ from dynaquant_core.cli.choices import (
 )
 from dynaquant_core.cli.folders import OutputSource
 from dynaquant_core.cli.native import read_native, step_of
-from dynaquant_core.cli.output import Json, emit, size, times, write_line
+from dynaquant_core.cli.output import Json, emit, share, size, times, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
 from dynaquant_core.errors import NotAStoreError
-from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store import CheckpointInfo, CheckpointStore
+from dynaquant_core.store.best import best_of, measured
 from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
 
 __all__ = ["compact", "export", "import_native"]
@@ -33,8 +34,10 @@ ToOption = Annotated[
     str | None,
     typer.Option("--to", help="pt, safetensors or an installed one; default: by OUT's ending."),
 ]
-
-
+BestOption = Annotated[
+    bool,
+    typer.Option("--best", help="The checkpoint with the best measured quality, instead of the newest."),
+]
 TrustOption = Annotated[
     bool,
     typer.Option(
@@ -48,17 +51,36 @@ def export(
     path: PathArgument,
     out: OutOption,
     step: StepOption = None,
+    best: BestOption = False,
     to: ToOption = None,
     trust: TrustOption = False,
 ) -> None:
     """Write one checkpoint as torch.save or safetensors, or for a framework."""
+    if best and step is not None:
+        raise typer.BadParameter("give --best or --step, not both")
     write = resolve_exporter(to, out)
     source = open_source(path)
     with working(f"exporting {path} to {out}"):
-        info = source.info(step)
+        info = best_of(source.infos(), str(path)) if best else source.info(step)
         state = source.whole(info.step, trust=trust)
         write(state, out, **beside(write, source.folders().get(info.step)))
-    write_line(f"{out}: step {info.step}")
+    write_line(f"{out}: step {info.step}" + (f", {figures(info)}" if best else ""))
+
+
+def figures(info: CheckpointInfo) -> str:
+    """What was measured of a checkpoint, in words.
+
+    Example:
+        >>> quality = {"reference": 2.0, "search": 2.01}
+        >>> figures(CheckpointInfo(1, 0, "key", None, "exact", None, 8, 8, {}, quality, 0.005))
+        'the best: 2.01 as stored, 2 before (0.50% worse)'
+    """
+    reference = info.quality.get("reference")
+    before = f", {reference:.6g} before" if isinstance(reference, (int, float)) else ""
+    worse = info.degradation
+    if worse is not None:
+        before += f" ({share(abs(worse))} {'worse' if worse >= 0 else 'better'})"
+    return f"the best: {measured(info):.6g} as stored{before}"
 
 
 def beside(write: Callable[..., Any], folder: Path | None) -> dict[str, Path]:

@@ -86,6 +86,7 @@ class Decider:
         started = time.perf_counter()
         gradients = self._watched.gradients()
         saving = self._trail.begin(step, tree, gradients=gradients, model=self._watched.model)
+        self._watched.look_back(saving.live)
         choice = self._unsearched(saving) or self._watched.chooser.choose(saving)
         return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
 

@@ -215,6 +215,7 @@ class PluginRun:
 
         tree = on_marker(place, action)
         self._watched.chooser.state = search_state(self._trail.loaded)
+        self._watched.begin_life()
         return tree
 
     # -- ending ------------------------------------------------------------------------------------

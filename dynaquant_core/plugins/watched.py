@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Method
+from dynaquant_core.plugins.begun import Begun
 from dynaquant_core.plugins.options import PluginOptions
 from dynaquant_core.search.manager import Manager
 from dynaquant_core.training.choice import Chooser, Promise
@@ -48,6 +49,7 @@ class Watched:
         self._optimizers: list[Optimizer] = []
         self._evaluate: Callable[..., Any] | None = None
         self._collector = GradientCollector((), {})
+        self._begun = Begun((), ())
         self._reported = 0.0  # seconds of the collector that earlier saves have reported
 
     def set(self, model: Models, optimizers: Optimizers, evaluate: Callable[..., Any] | None) -> None:
@@ -64,6 +66,8 @@ class Watched:
         if not (same_model and _are_same(self._optimizers, listed)):
             self._collector.close()
             self._collector = GradientCollector(listed, parameter_names(models))
+            self._begun.close()
+            self._begun = Begun(models.values(), listed)
             self._reported = 0.0
         if not (same_model and evaluate is self._evaluate):
             self._set_chooser(model, evaluate)
@@ -92,6 +96,14 @@ class Watched:
         places = {tensor.untyped_storage().data_ptr() for tensor in own}
         return any(tensor.untyped_storage().data_ptr() in places for tensor in live.values())
 
+    def begin_life(self) -> None:
+        """Tells that a checkpoint was read; movement counts from the next step on."""
+        self._begun.again()
+
+    def look_back(self, live: Mapping[str, Tensor]) -> None:
+        """Lets the chooser record what a save of these tensors loses of the movement in this life."""
+        self.chooser.start = self._begun.start(live)
+
     def begin_interval(self) -> None:
         """Frees the averages; the next window begins with `follow`."""
         self._collector.stop()
@@ -105,6 +117,7 @@ class Watched:
         """Takes all hooks off and lets go of model and optimizers."""
         self._collector.close()
         self._collector = GradientCollector((), {})
+        self._begun.close()
         self.model, self._optimizers, self._evaluate, self._reported = None, [], None, 0.0
         self._set_chooser(None, None)
 

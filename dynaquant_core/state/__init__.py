@@ -6,6 +6,7 @@ leaf is for, `spec` and `raw` know shapes, dtypes and bits.  Nothing here knows 
 
 from __future__ import annotations
 
+from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.raw import empty_words, tensor_of, words_of
@@ -31,6 +32,8 @@ __all__ = [
     "TensorSpec",
     "Tree",
     "assign_roles",
+    "bare_name",
+    "copies_of",
     "dtype_name",
     "dtype_of",
     "empty_words",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from dynaquant_core.state.aliases import bare_name
 from dynaquant_core.state.leaves import Leaf, Path
 
 __all__ = ["Owned", "owned_by"]
@@ -67,10 +68,17 @@ def _optimizers(leaves: Sequence[Leaf]) -> dict[Path, dict[str | int, dict[str, 
 
 
 def _named(key: str, shapes: Mapping[str, Shape]) -> str | None:
-    """The weight that ends with a parameter's name, after as little else as possible."""
+    """The weight that ends with a parameter's name, after as little else as possible; wrappers count last."""
+    return _ending(key, {name: name for name in shapes}) or _ending(
+        bare_name(key), {name: bare_name(name) for name in shapes}
+    )
+
+
+def _ending(key: str, names: Mapping[str, str]) -> str | None:
+    """The key of the shortest name that ends with another."""
     tail = "." + key
-    ends = [name for name in shapes if name == key or name.endswith(tail)]
-    return min(ends, key=lambda name: name.count("."), default=None)
+    ends = [own for own, name in names.items() if name == key or name.endswith(tail)]
+    return min(ends, key=lambda own: names[own].count("."), default=None)
 
 
 def _in_order(entries: Mapping[int, Owned], weights: Mapping[str, Shape]) -> dict[int, str]:

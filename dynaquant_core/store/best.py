@@ -13,6 +13,7 @@ __all__ = ["best_of", "measured"]
 
 #: How a metric is meant where no checkpoint tells: as `Checkpointer` has it.
 USUAL: Literal["min"] = "min"
+MODES: dict[str, Literal["min", "max"]] = {"min": "min", "max": "max"}
 
 
 def measured(info: CheckpointInfo) -> float | None:
@@ -65,8 +66,8 @@ def best_of(infos: Iterable[CheckpointInfo], where: str) -> CheckpointInfo:
 def _mode(info: CheckpointInfo) -> Literal["min", "max"] | None:
     """How the metric is meant, as far as one checkpoint tells."""
     told = info.report.get("mode")
-    if told == "min" or told == "max":
-        return "max" if told == "max" else "min"
+    if isinstance(told, str) and told in MODES:
+        return MODES[told]
     reference, stored = _number(info.quality, "reference"), measured(info)
     worse = info.degradation
     if reference is None or stored is None or not worse or stored == reference:

@@ -19,6 +19,8 @@ class Fisher(Mapping[str, float]):
 
     Args:
         owned: what an optimizer holds of each weight.
+        copies: name of a copy of a weight, such as its moving average -> name of the weight; what is known of
+            that one holds for both.
 
     Example:
         >>> import torch
@@ -27,13 +29,14 @@ class Fisher(Mapping[str, float]):
         0.25
     """
 
-    def __init__(self, owned: Mapping[str, Owned]) -> None:
+    def __init__(self, owned: Mapping[str, Owned], copies: Mapping[str, str] | None = None) -> None:
+        known = {**owned, **{copy: owned[name] for copy, name in (copies or {}).items()}}
         self._squares = {
             name: kinds[square]
-            for name, kinds in owned.items()
+            for name, kinds in known.items()
             if (square := next((kind for kind in kinds if _averages_squares(kind)), None))
         }
-        self._steps = {name: kinds["step"] for name, kinds in owned.items() if "step" in kinds}
+        self._steps = {name: kinds["step"] for name, kinds in known.items() if "step" in kinds}
 
     def __getitem__(self, name: str) -> float:
         mean = float(self._squares[name].detach().float().mean())

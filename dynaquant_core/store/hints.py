@@ -14,13 +14,10 @@ from torch import Tensor, nn
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.quantize.layers import layer_type, layer_types
-from dynaquant_core.state import Owned
+from dynaquant_core.state import Owned, bare_name, copies_of
 from dynaquant_core.store.fisher import Fisher
 
 __all__ = ["hints_for", "match_names"]
-
-#: Names that wrappers put before a module's own parameters.
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
 def hints_for(
@@ -46,11 +43,13 @@ def hints_for(
     require(good, f"gradients must be a mapping of parameter name to tensor, got {type(gradients).__name__}.")
     known = dict(gradients or {})
     owners = match_names(tensors, {name: tuple(value.shape) for name, value in known.items()})
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return Hints(
         gradients={name: known[owner] for name, owner in owners.items()},
-        fisher=Fisher(owned or {}),
+        fisher=Fisher(owned or {}, copies_of(owned or {}, sizes)),
         layer_types=_types(tensors, model),
         roles=roles,
+        moments=_moments(tensors, owned or {}),
     )
 
 
@@ -62,14 +61,24 @@ def match_names(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
         >>> match_names({"model.fc.weight": torch.zeros(2, 3)}, {"module.fc.weight": (2, 3), "weight": (3,)})
         {'model.fc.weight': 'module.fc.weight'}
     """
-    bare = {_bare(name): name for name in shapes}
+    bare = {bare_name(name): name for name in shapes}
     found = {}
     for name, tensor in tensors.items():
-        for tail in _tails(_bare(name)):
+        for tail in _tails(bare_name(name)):
             if tail in bare and shapes[bare[tail]] == tuple(tensor.shape):
                 found[name] = bare[tail]
                 break
     return found
+
+
+def _moments(tensors: Mapping[str, Tensor], owned: Mapping[str, Owned]) -> dict[str, dict[str, str]]:
+    """Names of what an optimizer holds of each weight, as far as it is among ``tensors``."""
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    found = {
+        weight: {kind: names[id(tensor)] for kind, tensor in kinds.items() if id(tensor) in names}
+        for weight, kinds in owned.items()
+    }
+    return {weight: kinds for weight, kinds in found.items() if kinds}
 
 
 def _types(tensors: Mapping[str, Tensor], model: Any | None) -> dict[str, str]:
@@ -103,10 +112,3 @@ def _tails(name: str) -> list[str]:
     """The name and each of its dotted tails, longest first."""
     parts = name.split(".")
     return [".".join(parts[start:]) for start in range(len(parts))]
-
-
-def _bare(name: str) -> str:
-    """The name without what wrappers add, wherever in it they add it."""
-    for wrapper in WRAPPERS:
-        name = name.replace(f".{wrapper}", ".").removeprefix(wrapper)
-    return name

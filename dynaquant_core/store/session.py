@@ -33,7 +33,8 @@ class Session:
         max_chain: deltas in a row after a key.
 
     Attributes:
-        loaded: the checkpoint last saved or loaded through this object.
+        loaded: the checkpoint last saved through this object, or loaded to go on from.
+        tells: the run says through `CheckpointStore.resume` from where it goes on, so other loads only look.
         last: what a reader holds after it, also where no delta may be written against it.
     """
 
@@ -42,6 +43,7 @@ class Session:
     ) -> None:
         self.loaded: CheckpointInfo | None = None
         self.last: Base | None = None
+        self.tells = False
         self._folder = folder
         self._catalogue = catalogue
         self._reader = reader
@@ -53,8 +55,17 @@ class Session:
         self._restored = False  # read from the store since the lock was last asked for
         self._known = False  # the folder was empty, or was read from: its checkpoints are this run's
 
+    def look(self, info: CheckpointInfo, base: Base | None) -> None:
+        """Tells that a checkpoint was loaded, whatever for; in doubt a run goes on from it.
+
+        Taken for a restore, a look costs some bytes: a new lattice, another base.  A restore that is taken
+        for a look costs training: restored weights lie on the old lattice and would snap back to it.
+        """
+        if not self.tells:
+            self.remember(info, base)
+
     def remember(self, info: CheckpointInfo, base: Base | None) -> None:
-        """Tells that a checkpoint was loaded; the next save may build on ``base``."""
+        """Tells that a run goes on from a checkpoint; the next save may build on ``base``."""
         with self._guard:
             self.loaded, self._base, self.last = info, base, base or self.last
             self._known = self._restored = True
@@ -100,6 +111,7 @@ class Session:
         """Waits for a write that is under way and lets go of the lock and the base."""
         with self._guard:
             self._base = self.last = None
+            self.tells = False
             self._lock.release()
 
     def _take_lock(self) -> None:

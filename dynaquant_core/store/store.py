@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import NotAStoreError
+from dynaquant_core.errors import EmptyStoreError, NotAStoreError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
@@ -105,7 +105,7 @@ class CheckpointStore:
 
     @property
     def loaded(self) -> CheckpointInfo | None:
-        """The checkpoint last saved or loaded through this object."""
+        """The checkpoint last saved through this object, or loaded to go on from."""
         return self._session.loaded
 
     def close(self) -> None:
@@ -184,7 +184,10 @@ class CheckpointStore:
         names: str | Iterable[str] | None = None,
         device: str | torch.device | None = None,
     ) -> Any:
-        """Loads a state.
+        """Loads a state, to look at it or to go on from it.
+
+        Where a run goes on through `resume`, as that of a `Checkpointer` does, loading leaves it alone.  On
+        any other object what is loaded in full may be what a run goes on from, and counts as that.
 
         Args:
             step: an explicit step never falls back; None: the newest whole checkpoint, saying in the log what
@@ -205,16 +208,34 @@ class CheckpointStore:
         if names is not None:
             patterns = [names] if isinstance(names, str) else list(names)
             info, state = self._reader.read(step, lambda chain: part_of_state(chain, patterns, device))
-            self._session.remember(info, None)
+            self._session.look(info, None)
             return state
+        info, base, state = self._whole(step, device)
+        self._session.look(info, base)
+        return state
 
+    def resume(self, step: int | None = None, *, device: str | torch.device | None = None) -> Any:
+        """Loads the state that a run goes on from; arguments, result and errors as `load`.
+
+        The next save may be a delta against it, and methods that draw at random draw anew.  From now on,
+        until `close`, this object takes no other `load` for a restore.
+        """
+        try:
+            info, base, state = self._whole(step, device)
+        except EmptyStoreError:  # the run begins from nothing
+            self._session.tells = True
+            raise
+        self._session.remember(info, base)
+        self._session.tells = True
+        return state
+
+    def _whole(self, step: int | None, device: str | torch.device | None) -> tuple[CheckpointInfo, Base, Any]:
         def action(chain: Chain) -> tuple[Base, Any]:
             held = chain.hold()
             return chain.base(held), whole_state(chain.last, held, device)
 
         info, (base, state) = self._reader.read(step, action)
-        self._session.remember(info, base)
-        return state
+        return info, base, state
 
     def load_into(self, tree: Any, step: int | None = None) -> CheckpointInfo:
         """Loads into a tree that exists: tensor by tensor, without a second copy of the state.
@@ -256,7 +277,7 @@ class CheckpointStore:
         return self._reader.read(None, Chain.verify)[0]
 
     def best(self) -> CheckpointInfo:
-        """The checkpoint whose metric, as stored and on the search's batches, is the best; of equals the newest.
+        """The checkpoint whose metric, as stored, on the search's batches, is best; of equals the newest.
 
         Only what was measured counts: checkpoints saved with ``evaluate``.  Its file is not read beyond its
         index: `load` and `export` of its step say where it is damaged.
@@ -265,7 +286,9 @@ class CheckpointStore:
             EmptyStoreError: there is no checkpoint.
             CheckpointNotFoundError: none was measured.
         """
-        return best_of((entry.info for entry in self._catalogue.scan().current().values()), repr(str(self.path)))
+        return best_of(
+            (entry.info for entry in self._catalogue.scan().current().values()), repr(str(self.path))
+        )
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints, ascending."""

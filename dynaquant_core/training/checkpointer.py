@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from dynaquant_core.config import require_choice, require_number
+from dynaquant_core.config import require, require_choice, require_number
 from dynaquant_core.errors import SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.methods.registry import resolve_method
@@ -227,23 +227,33 @@ class Checkpointer:
             logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
         self._look_ahead()
 
-    def save(self) -> None:
+    def save(self, *, threshold: float | None = None) -> None:
         """Saves the state as it is, due or not; when this returns, the state may change again.
 
+        Args:
+            threshold: of this checkpoint alone, such as a tighter one for the last, which will be used from
+                its file; None: the run's.  Other checkpoints and their searches are as without it.
+
         Raises:
+            ConfigError: ``threshold`` is no share, or there is no ``evaluate`` to measure with.
             SaveError: the save before failed in the background; nothing was saved now.
             EvaluationError: evaluate failed; an exact checkpoint was committed instead.
             StoreNotEmptyError: the folder holds another run's checkpoints and none was restored.
             DynaQuantError: this save failed on this thread; training may go on.
         """
         self._require_open()
+        if threshold is not None:
+            require_number("Checkpointer", "threshold", threshold, 0, math.inf, open_high=True)
+            require(
+                self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure with."
+            )
         try:
             if self._enabled:
                 with told(raises=self._raises):
                     self._worker.wait()
                 with told(raises=self._raises):
                     self._require_own_folder()
-                    self._saver.save(self._completed)
+                    self._saver.save(self._completed, threshold)
         finally:  # after a failure too: the next attempt is at the next due step
             self._begin_interval()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -157,7 +157,13 @@ class Chooser:
         self._manager = manager
         self._said = False
 
-    def choose(self, saving: Drafting, search: Callable[[Question], Verdict] = search_alone) -> Choice:
+    def choose(
+        self,
+        saving: Drafting,
+        search: Callable[[Question], Verdict] = search_alone,
+        *,
+        threshold: float | None = None,
+    ) -> Choice:
         """Drafts and, where there is a promise, measures; the live tensors end as they were.
 
         An evaluate that fails, and a reference that is not finite, give the exact draft and the error.
@@ -165,23 +171,27 @@ class Chooser:
         Args:
             saving: the save.
             search: answers the question and raises as `search_alone`.
+            threshold: of this save alone, from which the next search learns nothing; None: the promise's.
         """
         if self._promise is None:
             return self._default(saving)
+        promise = self._promise if threshold is None else replace(self._promise, threshold=threshold)
         started = time.perf_counter()
         movement = None if self.start is None else Movement(self.start, saving.live)
         drafts = _Timed(saving.draft, movement)
-        question = Question(saving, drafts, self._promise, self._manager, self.state, movement)
+        question = Question(saving, drafts, promise, self._manager, self.state, movement)
         try:
             verdict = search(question)
         except EvaluationError as error:
             return self._exact(saving, error, time.perf_counter() - started)
-        self.state = verdict.state
+        if threshold is None:
+            self.state = verdict.state
         making = drafts.seconds(verdict.draft)
         lost = movement and movement.lost(verdict.draft)
+        known = {"mode": promise.mode, "search_state": self.state.as_dict()}
         return Choice(
             verdict.draft,
-            verdict.report | ({"movement_lost": lost} if lost else {}),
+            verdict.report | known | ({"movement_lost": lost} if lost else {}),
             search_seconds=time.perf_counter() - started - making,
             draft_seconds=making,
         )

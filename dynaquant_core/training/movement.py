@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -39,15 +40,21 @@ class Start:
 
     @classmethod
     def of(cls, subject: Subject) -> Start:
-        """The live weights, sampled: floating tensors of two dimensions and more."""
-        tensors = {
-            f"model.{key}.{name}" if key else f"model.{name}": tensor
-            for key, model in subject.models.items()
-            for name, tensor in model_state(model).items()
-            if _has_weights(tensor)
-        }
-        stride = -(-sum(tensor.numel() for tensor in tensors.values()) // SAMPLE) | 1
-        return cls({name: _sampled(tensor, stride) for name, tensor in tensors.items()}, stride)
+        """The live weights of a run, under the names that `capture` gives them."""
+        return cls.sampled(
+            {
+                f"model.{key}.{name}" if key else f"model.{name}": tensor
+                for key, model in subject.models.items()
+                for name, tensor in model_state(model).items()
+            }
+        )
+
+    @classmethod
+    def sampled(cls, tensors: Mapping[str, object]) -> Start:
+        """A sample of those that are floating tensors of two dimensions and more."""
+        weights = {name: tensor for name, tensor in tensors.items() if _has_weights(tensor)}
+        stride = -(-sum(tensor.numel() for tensor in weights.values()) // SAMPLE) | 1
+        return cls({name: _sampled(tensor, stride) for name, tensor in weights.items()}, stride)
 
 
 class Movement:
@@ -97,7 +104,7 @@ class Movement:
         return self._found.get(id(draft))
 
 
-def _has_weights(tensor: object) -> bool:
+def _has_weights(tensor: object) -> TypeGuard[Tensor]:
     if not isinstance(tensor, Tensor) or is_lazy(tensor) or tensor.is_meta:
         return False
     return tensor.is_floating_point() and tensor.dim() >= 2

@@ -48,7 +48,7 @@ def resume(store: CheckpointStore, subject: Subject, step: int | None) -> Resume
         Others as `CheckpointStore.load`.
     """
     try:
-        tree = store.load(step)
+        tree = store.resume(step)
     except EmptyStoreError:
         if step is None and store.newest() is None:
             return None

@@ -44,8 +44,12 @@ class Saver:
         self._worker = worker
         self._collected = 0.0  # seconds of the collector that earlier saves have reported
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, threshold: float | None = None) -> None:
         """Saves the live state as that after ``step`` steps; returns once it may change again.
+
+        Args:
+            step: completed optimizer steps.
+            threshold: of this save alone; None: the chooser's.
 
         Raises:
             EvaluationError: evaluate failed; an exact checkpoint is committed when this is raised.
@@ -60,7 +64,7 @@ class Saver:
             gradients=self._gradients(),
             model=self._subject.model,
         )
-        choice = self._chooser.choose(saving)
+        choice = self._chooser.choose(saving, threshold=threshold)
         sealing = time.perf_counter()
         sealed = saving.seal(choice.draft, choice.report)
         sealed.report["seconds"] = self._seconds(choice, started, sealing)

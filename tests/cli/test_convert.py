@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.training import Checkpointer
 from tests.cli.words import Shell, checkpoint_files, training_state
 
 
@@ -86,6 +88,34 @@ def test_export_writes_what_others_read(shell: Shell, looked_at: Path, tmp_path:
     else:
         written = load_file(out)["model.0.weight"]
     assert torch.equal(written, state["model"]["0.weight"])
+
+
+def test_export_best_takes_the_best_measured_and_says_its_figures(shell: Shell, tmp_path: Path) -> None:
+    model, losses = torch.nn.Linear(64, 64), iter([3.0, 2.0, 2.5])
+    now = {"loss": 0.0}
+    settings: dict[str, Any] = {"evaluate": lambda: now["loss"], "every": 1, "exact": ("*.bias",)}
+    with Checkpointer(tmp_path / "store", model, **settings) as checkpoints:
+        for loss in losses:
+            now["loss"] = loss
+            checkpoints.step()
+    told = shell("export", tmp_path / "store", "--best", "-o", tmp_path / "best.pt")
+    assert told.status == 0
+    assert told.out.strip().endswith("best.pt: step 2, the best: 2 as stored, 2 before (0.00% worse)")
+    written, best = (
+        torch.load(tmp_path / "best.pt", weights_only=True),
+        CheckpointStore(tmp_path / "store").load(2),
+    )
+    assert torch.equal(written["model"]["weight"], best["model"]["weight"])
+
+
+def test_export_best_where_nothing_was_measured_or_beside_a_step_is_refused(
+    shell: Shell, looked_at: Path, tmp_path: Path
+) -> None:
+    outcome = shell("export", looked_at, "--best", "-o", tmp_path / "x.pt")
+    assert outcome.status == 1
+    assert "no checkpoint whose quality was measured" in outcome.error()
+    assert shell("export", looked_at, "--best", "--step", 20, "-o", tmp_path / "x.pt").status == 2
+    assert not (tmp_path / "x.pt").exists()
 
 
 def test_export_names_the_targets_it_knows(shell: Shell, looked_at: Path, tmp_path: Path) -> None:

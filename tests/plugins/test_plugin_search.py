@@ -10,6 +10,7 @@ import torch
 
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins import PluginOptions, PluginRun, read_tree
+from dynaquant_core.plugins.begun import Begun
 from tests.plugins.kit import EXACT
 from tests.training.models import bits, build, evaluate_net, net_loss, one_step, seed_everything
 
@@ -192,3 +193,51 @@ def test_copies_of_the_weights_are_not_searched(tmp_path):
     assert evaluate.calls == 0
     assert bits(read_tree(tmp_path / "3")["model"]) == bits(clones)
     run.close()
+
+
+def flat(state):
+    """The weights that are not exact."""
+    large = [name for name in sorted(state) if state[name].dim() > 1 and state[name].numel() >= 256]
+    return torch.cat([state[name].double().flatten() for name in large])
+
+
+def test_what_is_lost_of_the_movement_is_recorded_since_the_last_read(tmp_path):
+    def life(folder, step, resumed=None):
+        seed_everything(step)
+        model, optimizer = build()
+        run = PluginRun(PluginOptions(threshold=0.3, moments="exact"), framework="none")
+        run.watch(model, [optimizer], evaluate=evaluate_net)
+        one_step(model, optimizer, net_loss)  # before the checkpoint is read: of no account
+        if resumed is not None:
+            tree = run.load(resumed)
+            model.load_state_dict(tree["state_dict"])
+            optimizer.load_state_dict(tree["optimizer"])
+        start = flat(model.state_dict()) if resumed is not None else None
+        for _ in range(20):
+            one_step(model, optimizer, net_loss)
+        true = flat(model.state_dict())
+        run.save(folder, step, tree_of(model, optimizer))
+        info = run.wait()
+        run.close()
+        return info, start, true, flat(read_tree(folder)["state_dict"])
+
+    first, *_ = life(tmp_path / "20", 20)
+    assert first.stale is not None
+    info, start, true, decoded = life(tmp_path / "40", 40, tmp_path / "20")
+    moved = true - start
+    assert info.stale == pytest.approx(float(1 - (decoded - start) @ moved / (moved @ moved)), abs=1e-5)
+
+
+def test_before_a_step_and_for_copies_nothing_is_lost(tmp_path):
+    model, optimizer = build()
+    run = PluginRun(PluginOptions(), framework="none")
+    run.watch(model, [optimizer], evaluate=evaluate_net)
+    run.save(tmp_path / "0", 0, tree_of(model, optimizer))
+    assert run.wait().stale is None
+    run.close()
+    assert not optimizer._optimizer_step_pre_hooks
+    begun = Begun([model], [optimizer])
+    one_step(model, optimizer, net_loss)
+    assert set(begun.start(model.state_dict()).values) == {"body.0.weight", "body.4.weight", "head.weight"}
+    assert begun.start(copy.deepcopy(model.state_dict())) is None
+    begun.close()

@@ -124,10 +124,39 @@ def test_steps_are_rounded_to_bfloat16(number, step):
 def test_spread_is_the_standard_deviation(name, dtype):
     values = torch.from_numpy(sample(name, 70_001)).clamp(-60000, 60000).to(dtype)
     expected = values.double().numpy().std()
-    assert spread(values) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    plain = spread(values) if name != "outlier" else steps.deviation(values.view(-1), 0.25, math.inf)
+    assert plain == pytest.approx(expected, rel=1e-9, abs=1e-12)
     flat = steps.device_sums(values.view(-1), 0.25)
     shifted = values.double().numpy() - 0.25
     np.testing.assert_allclose(flat, [shifted.sum(), (shifted**2).sum()], rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [64, 256, 4096, 1_000_001])
+@pytest.mark.parametrize("outlier", [1e6, -1e6])
+def test_a_single_outlier_does_not_widen_the_steps_of_the_rest(dtype, size, outlier):
+    values = (0.02 * torch.randn(size, generator=torch.Generator().manual_seed(1))).to(dtype)
+    usual = spread(values)
+    for place in (0, size // 2, size - 1):
+        spoilt = values.clone()
+        spoilt[place] = outlier
+        step, before = (steps_of(0.1, {"w": TensorStat(size, std)})["w"] for std in (spread(spoilt), usual))
+        assert before * 0.97 <= step <= before * (2.0 if size < 1000 else 1.02)
+        shown = steps.device_sums(spoilt, 0.01, 0.25) / size
+        np.testing.assert_allclose(shown, steps.host_sums(spoilt, 0.01, 0.25) / size, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("heavy", ["student", "sparse", "columns"])
+def test_tails_that_trained_weights_have_count_in_full(heavy):
+    generator = torch.Generator().manual_seed(2)
+    values = torch.randn(300, 512, generator=generator)
+    if heavy == "student":
+        values /= torch.rand(300, 512, generator=generator).clamp(min=1e-3)
+    elif heavy == "sparse":
+        values *= torch.rand(300, 512, generator=generator) < 0.02
+    else:
+        values[:, :3] *= 60
+    assert spread(values) == pytest.approx(float(values.double().std(correction=0)), rel=1e-9)
 
 
 def test_spread_of_little():

@@ -75,6 +75,45 @@ def test_every_weight_gets_its_own(make, naming):
     assert owners(tree) == expected(model)
 
 
+@pytest.mark.parametrize("ours", ["", "module.", "_orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("theirs", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_wrappers_on_either_side_hide_nobody(ours, theirs):
+    model = Block()
+    tree = capture(Subject(model, stepped(model, adamw)), 1)
+    weights = {ours + name: tensor for name, tensor in tree["model"].items()}
+    state = {theirs + name: kinds for name, kinds in tree["optimizer"]["state"].items()}
+    tree |= {"model": weights, "optimizer": tree["optimizer"] | {"state": state}}
+    assert owners(tree) == expected(model, f"model.{ours}")
+
+
+def test_a_wrapper_inside_a_name_hides_nobody():
+    tree = {
+        "model": {"body._orig_mod.fc.weight": torch.zeros(4, 4), "head.module": torch.zeros(4, 4)},
+        "optimizer": {
+            "state": {
+                "body.fc.weight": {"exp_avg_sq": torch.full((4, 4), 1e-3)},
+                "head.module": {"exp_avg_sq": torch.full((4, 4), 4e-3)},
+            },
+            "param_groups": [],
+        },
+    }
+    assert owners(tree) == {"model.body._orig_mod.fc.weight": 1, "model.head.module": 2}
+
+
+def test_a_module_that_is_called_module_is_told_from_a_wrapper():
+    names = ("module.w", "w")
+    tree = {
+        "model": {name: torch.zeros(4, 4) for name in names},
+        "optimizer": {
+            "state": {
+                name: {"exp_avg_sq": torch.full((4, 4), k * k * 1e-3)} for k, name in enumerate(names, 1)
+            },
+            "param_groups": [],
+        },
+    }
+    assert owners(tree) == {"model.module.w": 1, "model.w": 2}
+
+
 @pytest.mark.parametrize("naming", ["named", "numbered"])
 def test_frozen_parameters_own_nothing(naming):
     model = Block()

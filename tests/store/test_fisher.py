@@ -11,6 +11,8 @@ from torch import Tensor
 
 from dynaquant_core.state import assign_roles, flatten, owned_by
 from dynaquant_core.store.fisher import Fisher
+from dynaquant_core.store.parts import Settings
+from dynaquant_core.store.prepare import prepare
 
 
 def fisher_after(optimizer_class, steps=3, **options):
@@ -87,3 +89,23 @@ def test_odd_step_counts_do_no_harm(taken, share):
     assert Fisher({"w": owned})["w"] == pytest.approx(0.5 / share, rel=1e-6)
     owned["step"] = torch.ones(4)
     assert Fisher({"w": owned})["w"] == 0.5
+
+
+def test_a_moving_average_of_a_weight_is_as_sensitive_as_the_weight():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(32, 16))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for scale, parameter in enumerate(model.parameters(), 1):
+        parameter.grad = torch.full_like(parameter, float(scale))
+    optimizer.step()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    tree = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "extra": {"ema": average.state_dict(), "frozen": {"2.weight": torch.randn(16, 32)}},
+    }
+    settings = Settings.of("lattice", "8bit", ())
+    fisher = prepare(settings, 1, tree, gradients=None, model=None).hints.fisher
+    for name in ("0.weight", "1.weight"):
+        assert fisher[f"extra.ema.module.{name}"] == fisher[f"model.{name}"]
+    assert fisher["model.0.weight"] != fisher["model.1.weight"]
+    assert "extra.frozen.2.weight" not in fisher

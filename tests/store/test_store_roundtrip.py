@@ -203,6 +203,39 @@ def test_a_partial_load_is_followed_by_a_key(tmp_path: Path) -> None:
     assert store.save(40, small_state(40)).kind == "key"
 
 
+def test_after_resume_a_load_only_looks(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = exact_store(tmp_path)
+    assert is_same(store.resume(20), small_state(20))
+    assert is_same(store.load(10), small_state(10))
+    store.load(names="model")
+    assert store.loaded is not None
+    assert store.loaded.step == 20
+    info = store.save(40, small_state(40))
+    assert (info.kind, info.base_step) == ("delta", 20)
+    store.close()
+    store.load(10)  # nobody holds the run any more: this may be another one that begins
+    assert store.save(50, small_state(50)).base_step == 10
+
+
+def test_looking_does_not_give_the_right_to_write(tmp_path: Path) -> None:
+    store = exact_store(tmp_path)
+    with pytest.raises(dq.EmptyStoreError):
+        store.resume()
+    filled(tmp_path)
+    store.load()
+    with pytest.raises(dq.StoreNotEmptyError):
+        store.save(40, small_state(40))
+
+
+def test_load_into_is_a_restore_whoever_resumed_before(tmp_path: Path) -> None:
+    filled(tmp_path)
+    store = exact_store(tmp_path)
+    store.resume()
+    store.load_into(small_state(10), 10)
+    assert store.save(40, small_state(40)).base_step == 10
+
+
 def test_a_device_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
     filled(tmp_path, (1,))
     for device in ("nowhere", "cuda:63"):

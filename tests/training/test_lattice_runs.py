@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 import dynaquant_core as dq
+from dynaquant_core.store.catalogue import Catalogue
+from dynaquant_core.store.chain import open_chain
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.subject import Subject
 from tests.training.models import (
@@ -95,6 +99,71 @@ def test_a_run_of_several_lives_keeps_its_promise_and_its_movement(tmp_path):
     model.load_state_dict(store.load()["model"])
     with torch.no_grad():
         assert float(evaluate_gpt(model).mean()) < 3.0  # of log(31) = 3.4 untrained
+
+
+def epochs(folder):
+    """The epoch of the newest lattice at each checkpoint, and what its weights decode to."""
+    scan, found = Catalogue(folder).scan(), []
+    for entry in scan.current().values():
+        with open_chain(scan, entry) as chain:
+            reference = chain.hold()["weights"].reference
+        found.append((reference.epoch, bits(dict(reference.state()))))
+    return found
+
+
+def run_between(folder, between):
+    """A run of three checkpoints; ``between`` is done after the second."""
+    seed_everything(6)
+    model, optimizer = gpt()
+    with checkpointer(folder, model, optimizer, evaluate=None, max_chain=8) as checkpoints:
+        assert checkpoints.restore() == 0
+        for _ in range(15):
+            one_step(model, optimizer, gpt_loss)
+            checkpoints.step()
+            if checkpoints.completed == 10:
+                checkpoints.wait()
+                between(checkpoints)
+    return epochs(folder)
+
+
+def test_looking_at_checkpoints_changes_no_later_one(tmp_path):
+    def look(checkpoints):
+        for step in (5, 10, None):
+            checkpoints.store.load(step)
+        checkpoints.store.load(names="model.*")
+
+    untouched = run_between(tmp_path / "untouched", lambda _: None)
+    assert run_between(tmp_path / "looked", look) == untouched
+    assert len({epoch for epoch, _ in untouched}) == 1
+
+
+@pytest.mark.parametrize("step", [None, 10])
+def test_restoring_draws_every_offset_anew(tmp_path, step):
+    first, second, third = (
+        epoch for epoch, _ in run_between(tmp_path, lambda checkpoints: checkpoints.restore(step))
+    )
+    assert (second, third) == (first, (first + 1) % 2**32)
+
+
+@pytest.mark.parametrize("way", ["load", "resume", "load_into", "another object"])
+def test_in_doubt_a_load_is_a_restore(tmp_path, way):
+    seed_everything(6)
+    model, optimizer = gpt()
+    store = dq.CheckpointStore(tmp_path, method="lattice")
+    for step in range(1, 4):
+        one_step(model, optimizer, gpt_loss)
+        state = capture(Subject(model, optimizer), step)
+        if step == 3 and way == "load_into":
+            store.load_into(copy.deepcopy(state))
+        elif step == 3 and way == "another object":
+            store.close()
+            store = dq.CheckpointStore(tmp_path, method="lattice")
+            store.load()
+        elif step == 3:
+            getattr(store, way)()
+        store.save(step, state)
+    first, second, third = (epoch for epoch, _ in epochs(tmp_path))
+    assert (second, third) == (first, (first + 1) % 2**32)
 
 
 @pytest.mark.parametrize("moments", ["8bit", "none"])

@@ -122,6 +122,49 @@ def test_a_metric_to_maximise(tmp_path):
     )
 
 
+def test_one_checkpoint_may_be_tighter_and_the_next_is_searched_as_before(tmp_path):
+    seed_everything()
+    model = small_gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, every=10, evaluate=evaluate_gpt, threshold=0.1
+    ) as checkpoints:
+        train(model, optimizer, checkpoints, 10, gpt_loss)
+        loose = checkpoints.wait()
+        checkpoints.save(threshold=0.001)
+        tight = checkpoints.wait()
+        for refused in (-0.1, "1%", float("nan")):
+            with pytest.raises(dq.ConfigError, match="threshold"):
+                checkpoints.save(threshold=refused)
+        train(model, optimizer, checkpoints, 10, gpt_loss)
+        after = checkpoints.wait()
+    assert loose.degradation > 0.001
+    assert tight.met
+    assert tight.degradation <= 0.001
+    assert tight.report["search_state"] == loose.report["search_state"]
+    assert (tight.step, after.step) == (10, 20)
+    assert after.report["search_state"]["checkpoints"] == 2
+
+
+def test_a_threshold_without_evaluate_is_refused_before_anything_is_saved(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer) as checkpoints:
+        with pytest.raises(dq.ConfigError, match="takes evaluate="):
+            checkpoints.save(threshold=0.01)
+        assert checkpoints.wait() is None
+
+
+def test_the_direction_of_the_metric_is_recorded_and_finds_the_best(tmp_path):
+    model, optimizer = build()
+    now = {"score": 0.0}
+    options = {"every": 1, "evaluate": lambda: now["score"], "mode": "max"}
+    with dq.Checkpointer(tmp_path, model, optimizer, **options) as checkpoints:
+        for now["score"] in (0.5, 0.75, 0.25):
+            train(model, optimizer, checkpoints, 1)
+    assert dq.CheckpointStore(tmp_path).info(1).report["mode"] == "max"
+    assert dq.CheckpointStore(tmp_path).best().step == 2
+
+
 def test_without_evaluate_the_careful_default_is_used_and_said_once(tmp_path, caplog):
     model, optimizer = build()
     with (
