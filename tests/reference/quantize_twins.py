@@ -162,3 +162,21 @@ def settle(codes, weights, offsets, values, gaps, names):
 
 def add_places(key, start, words, halves, codes, places, count, out):
     out[:] = codes.astype(np.int64) * int(count) + places[numbers(key, start, codes.size)]
+
+
+# -- exponent_kernels.py -------------------------------------------------------------------------
+
+
+def exponent_bucket(bits):
+    return np.where(bits & np.uint32(0x7FFFFFFF), bits >> np.uint32(23), 512).astype(np.int64)
+
+
+def bucket_ranges(bits, counts, low, high):
+    bucket, magnitude = exponent_bucket(bits), bits & np.uint32(0x7FFFFFFF)
+    np.add.at(counts, bucket, 1)
+    np.minimum.at(low, bucket, magnitude)
+    np.maximum.at(high, bucket, magnitude)
+
+
+def bucket_codes(bits, table, codes):
+    codes[:] = table[exponent_bucket(bits)]
