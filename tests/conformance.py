@@ -61,6 +61,7 @@ CASES = {
     "same": Case(8, context="needs", only="equal"),
     "constant": Case(9, only="one"),
     "paper": Case(10, symbols=True, context="may"),
+    "lzma": Case(11),
 }
 
 

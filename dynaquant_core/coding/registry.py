@@ -34,6 +34,7 @@ CODECS: dict[int, tuple[str, str]] = {
     8: ("same", f"{_HERE}.plain:Same"),
     9: ("constant", f"{_HERE}.plain:Constant"),
     10: ("paper", "dynaquant_core.delta.paper:Paper"),
+    11: ("lzma", f"{_HERE}.lzma:Lzma"),
 }
 _IDS = {name: number for number, (name, _) in CODECS.items()}
 

@@ -142,14 +142,19 @@ def decode_groups(payload: Buffer, out: Array, sizes: Sequence[int], codec: str)
     return levels
 
 
+def _whole(expected: NDArray[np.float64]) -> Histogram:
+    """Expected counts as whole numbers of the same sum; at least one, since no group is empty."""
+    found: Histogram = np.diff(np.floor(np.cumsum(expected) + 0.5), prepend=0.0).astype(np.int64)
+    if not found.any():
+        found[int(expected.argmax())] = 1
+    return found
+
+
 def expected_bytes(counts: NDArray[np.int64]) -> int:
     """Predicted size of `encode_groups` for memoryless groups with these counts, int64[groups, levels]."""
     used = counts[counts.any(axis=1)]
     if not used.size:
         return 0
-    histograms = [
-        np.diff(np.floor(np.cumsum(expected_histogram(row)) + 0.5), prepend=0.0).astype(np.int64)
-        for row in used
-    ]
+    histograms = [_whole(expected_histogram(row)) for row in used]
     plan = _plan(histograms, counts.shape[1])
     return int((plan.tables().bits + _body_bits(plan, histograms)) / 8) + 2

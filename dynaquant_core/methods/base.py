@@ -25,6 +25,7 @@ __all__ = [
     "StreamSource",
     "TakesVectors",
     "TensorSpec",
+    "spares_gradients",
 ]
 
 
@@ -68,6 +69,7 @@ class Hints:
         fisher: mean squared gradient by tensor name, as the optimizer knows it; looked up when needed.
         layer_types: "convolution", "attention", "linear", "embedding" or "other", by tensor name.
         roles: "weight", "moment" or "exact" by tensor name; small tensors are pooled within a role.
+        moments: kind ("exp_avg") -> name of the moment by weight name, of moments that the method takes.
         before: what a reader held after the run's last checkpoint, also where the next one must be a key.
         scratch: lives as long as one save; a method shares sketches between drafts through it.
     """
@@ -76,6 +78,7 @@ class Hints:
     fisher: Mapping[str, float] = field(default_factory=dict)
     layer_types: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    moments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     before: Reference | None = None
     scratch: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -150,6 +153,14 @@ class Space:
     default: Any
     rises: Mapping[str, float] = field(default_factory=dict)
     near: int = 1
+
+
+def spares_gradients(method: object) -> bool:
+    """Whether a method needs no gradients recorded where an optimizer averages them itself.
+
+    It says so by an attribute ``spares_gradients = True``; a method that has none gets them.
+    """
+    return bool(getattr(method, "spares_gradients", False))
 
 
 @runtime_checkable

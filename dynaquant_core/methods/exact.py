@@ -149,6 +149,7 @@ class Exact(OnePoint):
 
     name = "exact"
     owns = frozenset({"weight", "moment"})
+    spares_gradients = True
 
     def __init__(self, *, hold_bytes: int = 1 << 20) -> None:
         good = type(hold_bytes) is int and hold_bytes >= POOL_BYTES

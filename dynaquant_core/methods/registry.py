@@ -32,6 +32,15 @@ BUILT_IN: Mapping[str, str] = {
     "dynaquant": "dynaquant_core.methods.dynaquant:DynaQuant",
     "lattice": "dynaquant_core.methods.lattice:Lattice",
     "exact": "dynaquant_core.methods.exact:Exact",
+    "qd": "dynaquant_core.methods.qd:Qd",
+    "cnr": "dynaquant_core.methods.cnr:Cnr",
+    "gobo": "dynaquant_core.methods.gobo:Gobo",
+    "lc": "dynaquant_core.methods.lc:Lc",
+    "scar": "dynaquant_core.methods.scar:Scar",
+    "topn": "dynaquant_core.methods.topn:TopN",
+    "excp": "dynaquant_core.methods.excp:Excp",
+    "zstd": "dynaquant_core.methods.zstd:ZstdBytes",
+    "none": "dynaquant_core.methods.none:NoCompression",
 }
 
 #: The method that a config belongs to.
@@ -91,7 +100,7 @@ def _build(name: str, options: Mapping[str, Any]) -> Method:
     try:
         method = factory(**options)
     except TypeError as error:
-        raise ConfigError(f"method {name!r} does not take these options: {error}.") from error
+        raise ConfigError(f"method {name!r} does not take the options {sorted(options)}: {error}.") from error
     if not isinstance(method, Method):
         raise ConfigError(f"method {name!r}: {factory!r} does not follow the method protocol.")
     return method

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
-from dynaquant_core.errors import CorruptFileError
+from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.pooling import read_layout, write_layout
 from dynaquant_core.methods.streams import chosen, decode_stream
@@ -26,7 +26,7 @@ from dynaquant_core.state import TensorSpec, is_quantisable
 from dynaquant_core.state.raw import empty_words
 from dynaquant_core.threads import map_threads
 
-__all__ = ["Point", "TensorDraft", "TensorMethod", "TensorsHeld"]
+__all__ = ["Point", "TensorDraft", "TensorMethod", "TensorsHeld", "expect_base", "read_words"]
 
 #: Places of a tensor in the layout: coded by the method, or kept bit for bit.
 CODED: Final = 0
@@ -60,6 +60,7 @@ class TensorMethod(ABC, Generic[P, C, H]):
 
     name: str
     owns: frozenset[str] = frozenset({"weight"})
+    spares_gradients = True
     #: Whether what is held has to be made from the base's; a method without deltas never asks for a base.
     builds_on_base: ClassVar[bool] = True
 
@@ -72,8 +73,11 @@ class TensorMethod(ABC, Generic[P, C, H]):
         """The search space; the last of its ``beyond`` is exact."""
 
     @abstractmethod
-    def code(self, name: str, tensor: Tensor, base: H | None, config: P, plan: Any) -> C:
-        """Codes a live tensor, without keeping hold of its memory; ``base`` None: it stands alone."""
+    def code(self, name: str, tensor: Tensor, base: H | None, config: P, plan: Any) -> C | Plain:
+        """Codes a live tensor, without keeping hold of its memory; ``base`` None: it stands alone.
+
+        Words keep it bit for bit; the method meets them again in `adopt`.
+        """
 
     @abstractmethod
     def hold(self, coded: C) -> H:
@@ -140,7 +144,7 @@ class TensorMethod(ABC, Generic[P, C, H]):
         def read(name: str) -> H | Plain:
             spec = streams.specs[name]
             if place[name] == WORDS:
-                return _read_words(streams, name, spec)
+                return read_words(streams, name, spec)
             return self.read(streams, name, spec, None if base is None else base.of(name, spec))
 
         tensors = dict(zip(wanted, map_threads(read, wanted), strict=True))
@@ -273,7 +277,23 @@ class TensorDraft(Generic[P, C, H]):
         return list(self._method.write(name, coded))
 
 
-def _read_words(source: StreamSource, name: str, spec: TensorSpec) -> Plain:
+def expect_base(base: H | None, name: str) -> H:
+    """What the base holds of a tensor that was stored as a change.
+
+    Raises:
+        MissingBaseError: nothing.
+    """
+    if base is None:
+        raise MissingBaseError(f"The tensor {name!r} is stored as a change, but no base holds it.")
+    return base
+
+
+def read_words(source: StreamSource, name: str, spec: TensorSpec) -> Plain:
+    """A tensor that the layout has at `WORDS`.
+
+    Raises:
+        CorruptFileError: its stream is missing or damaged.
+    """
     bits = empty_words(spec)
     decode_stream(source, name, "values", bits)
     return Plain(spec, bits, bf16=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require
-from dynaquant_core.methods.base import Method
+from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.plugins.begun import Begun
 from dynaquant_core.plugins.options import PluginOptions
 from dynaquant_core.search.manager import Manager
@@ -48,6 +48,7 @@ class Watched:
         self.chooser = Chooser(None, self._manager)
         self._optimizers: list[Optimizer] = []
         self._evaluate: Callable[..., Any] | None = None
+        self._spare = spares_gradients(method)
         self._collector = GradientCollector((), {})
         self._begun = Begun((), ())
         self._reported = 0.0  # seconds of the collector that earlier saves have reported
@@ -65,7 +66,7 @@ class Watched:
         same_model = self.model is not None and _are_same(named(self.model).values(), models.values())
         if not (same_model and _are_same(self._optimizers, listed)):
             self._collector.close()
-            self._collector = GradientCollector(listed, parameter_names(models))
+            self._collector = GradientCollector(listed, parameter_names(models), spare=self._spare)
             self._begun.close()
             self._begun = Begun(models.values(), listed)
             self._reported = 0.0

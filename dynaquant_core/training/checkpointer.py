@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number
 from dynaquant_core.errors import SaveError, StateMismatchError, StoreNotEmptyError
-from dynaquant_core.methods.base import Method
+from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.quality import Mode
@@ -148,7 +148,9 @@ class Checkpointer:
             logger.warning("%s is set: nothing is saved to %s", DISABLE, self.store.path)
         self._signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
-        self._collector = GradientCollector(watched, parameter_names(self._subject.models))
+        self._collector = GradientCollector(
+            watched, parameter_names(self._subject.models), spare=spares_gradients(how)
+        )
         self._worker: Worker[CheckpointInfo] = Worker()
         self._saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
         self._begin_life()

@@ -36,6 +36,8 @@ class GradientCollector:
     Args:
         optimizers: whose steps are watched.
         names: of the parameters (`parameter_names`); others are passed over.
+        spare: leave out optimizers that keep an average themselves (`moment_averages`); for methods with
+            ``spares_gradients``, which need no more than that.
 
     Attributes:
         seconds: time that the calling thread spent here.
@@ -52,8 +54,15 @@ class GradientCollector:
         >>> collector.close()
     """
 
-    def __init__(self, optimizers: Iterable[Optimizer], names: Mapping[Tensor, tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        optimizers: Iterable[Optimizer],
+        names: Mapping[Tensor, tuple[str, ...]],
+        *,
+        spare: bool = False,
+    ) -> None:
         self.seconds = 0.0
+        self._spare = spare
         self._names = names
         self._aliases = {aliases[0]: aliases for aliases in names.values()}
         self._averages: dict[str, Tensor] = {}
@@ -102,7 +111,7 @@ class GradientCollector:
         self._handles.clear()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - torch's
-        if not self._recording:
+        if not self._recording or (self._spare and _averages_itself(optimizer)):
             return
         started = time.perf_counter()
         with torch.no_grad():
@@ -163,6 +172,11 @@ def moment_averages(
         for alias in names.get(parameter, ())
         if isinstance(state.get("exp_avg"), Tensor) and state["exp_avg"].shape == parameter.shape
     }
+
+
+def _averages_itself(optimizer: Optimizer) -> bool:
+    """Whether an optimizer that has taken a step keeps an average of the gradients."""
+    return any("exp_avg" in state for state in optimizer.state.values())
 
 
 def _is_far(gradient: Tensor) -> bool:

@@ -260,3 +260,16 @@ def test_gradients_of_the_window_reach_the_method(tmp_path):
         assert torch.equal(offered["model.head.weight"], gradient)  # a window of one step: its gradient alone
         checkpoints.save()
         assert method.seen[-1] == {}  # nothing was recorded since, and SGD knows no average
+
+
+@pytest.mark.parametrize("spares", [True, False])
+def test_what_adam_averages_itself_is_not_recorded_again_unless_the_method_asks(tmp_path, spares):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    method = Watching()
+    method.spares_gradients = spares
+    with dq.Checkpointer(tmp_path, model, optimizer, every=6, window=3, method=method) as checkpoints:
+        train(model, optimizer, checkpoints, 6)
+        offered = method.seen[0]["model.head.weight"]
+        assert torch.equal(offered, optimizer.state[model.head.weight]["exp_avg"]) is spares
+        assert (checkpoints.wait().seconds["collector"] == 0) is spares

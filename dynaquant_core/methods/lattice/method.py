@@ -44,6 +44,7 @@ class Lattice:
 
     name = "lattice"
     owns = frozenset({"weight"})
+    spares_gradients = True
 
     def __init__(self, **options: Any) -> None:
         require(not options, f"method lattice takes no options, got {sorted(options)}.")
