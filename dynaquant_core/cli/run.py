@@ -10,7 +10,7 @@ import typer
 from dynaquant_core.cli.messages import raise_volume
 from dynaquant_core.cli.output import Json, emit, print_table, write_line
 from dynaquant_core.cli.progress import Watch, watching
-from dynaquant_core.experiments import Progress, run_experiment, spread_line, summary
+from dynaquant_core.experiments import Progress, run_experiment, seed_rows, spread_line, summary
 
 __all__ = ["run"]
 
@@ -20,16 +20,22 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="As threshold=0.05.")
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", min=1, help="Processes at a time; each gets its share of the threads."),
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Train, kill, resume, measure; results, table and plots go to the output folder."""
     raise_volume()
     with watching() as watch:
-        results = run_experiment(config, overrides or (), lambda progress: follow(watch, progress))
+        results = run_experiment(config, overrides or (), lambda progress: follow(watch, progress), jobs=jobs)
     if as_json:
         emit(results.data)
         return
     print_rows(config, summary(results))
+    if together := seed_rows(results.data["runs"]):
+        print_rows("mean and spread over seeds", together)
     if len(results.data["runs"]) > 1:
         write_line(spread_line(results.data["runs"]))
     write_line(f"results: {results.path}")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,10 @@ from dynaquant_core.experiments.supervisor import Report, complete
 from dynaquant_core.experiments.trainer import device_name
 
 __all__ = [
+    "DECISIVE",
     "FOLDER",
+    "KEPT",
+    "RECORD",
     "Baseline",
     "baseline_key",
     "find_baseline",
@@ -38,6 +42,8 @@ DECISIVE = ("model", "data", "optimizer", "steps", "checkpoint_every", "seed", "
 
 #: Counts up when a baseline's diary tells more than before, so that an older one is trained again.
 RECORD = 2
+
+_MAKING: dict[str, threading.Lock] = {}
 
 #: Events of a diary that say how training went, whoever saved meanwhile.
 KEPT = ("loss", "reference", "final")
@@ -81,16 +87,17 @@ def last_interval_loss(diary: Sequence[Event], interval: int) -> float | None:
     return sum(losses.values()) / len(losses) if losses else None
 
 
-def baseline_key(experiment: Experiment, fingerprint: str) -> str:
+def baseline_key(experiment: Experiment, fingerprint: str, threads: int | None = None) -> str:
     """Hex name of the baseline that an experiment's run is compared with.
 
     Args:
         experiment: one run.
         fingerprint: of its data.
+        threads: of its process; None: as many as there are.
     """
     settings = experiment.as_dict()
     decisive = {name: settings[name] for name in DECISIVE}
-    machine = [torch.__version__, device_name(), torch.get_num_threads()]
+    machine = [torch.__version__, device_name(), threads or torch.get_num_threads()]
     text = json.dumps([RECORD, decisive, fingerprint, machine], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -101,18 +108,29 @@ def find_baseline(key: str, interval: int) -> Baseline | None:
     return Baseline.of(diary, interval) if events.find(diary, "final") else None
 
 
-def train_baseline(experiment: Experiment, key: str, report: Report) -> Baseline:
-    """Trains without saving or failures, and caches the result.
+def train_baseline(experiment: Experiment, key: str, report: Report, threads: int | None = None) -> Baseline:
+    """Trains without saving or failures, and caches the result; one that another thread trains is waited for.
+
+    Args:
+        experiment: one run.
+        key: of its baseline.
+        report: takes progress.
+        threads: of its process; None: as many as there are.
 
     Raises:
         ExperimentError: the training process failed.
     """
+    with _in_turn(key):
+        return _trained(experiment, key, report, threads)
+
+
+def _trained(experiment: Experiment, key: str, report: Report, threads: int | None) -> Baseline:
     found = find_baseline(key, experiment.checkpoint_every)
     if found is not None:
         return found
     _sweep(key)
     partial = FOLDER / f"{key}.{os.getpid()}"
-    job = Job(partial, experiment, saves=False)
+    job = Job(partial, experiment, saves=False, threads=threads)
     job.write()
     try:
         diary = complete(job, (), f"baseline, seed {experiment.seed}", report)
@@ -125,14 +143,20 @@ def train_baseline(experiment: Experiment, key: str, report: Report) -> Baseline
 def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:
     """Caches a run that was never interrupted as the baseline it is: saving changes nothing."""
     baseline = Baseline.of(diary, interval)
-    if find_baseline(key, interval) is None:
-        partial = FOLDER / f"{key}.{os.getpid()}"
-        partial.mkdir(parents=True, exist_ok=True)
-        for event in diary:
-            if event["event"] in KEPT:
-                events.append(partial / "events.jsonl", **event)
-        _move(partial, FOLDER / key)
+    with _in_turn(key):
+        if find_baseline(key, interval) is None:
+            partial = FOLDER / f"{key}.{os.getpid()}"
+            partial.mkdir(parents=True, exist_ok=True)
+            for event in diary:
+                if event["event"] in KEPT:
+                    events.append(partial / "events.jsonl", **event)
+            _move(partial, FOLDER / key)
     return baseline
+
+
+def _in_turn(key: str) -> threading.Lock:
+    """Held by the one thread of this process that makes a baseline."""
+    return _MAKING.setdefault(key, threading.Lock())
 
 
 def _sweep(key: str) -> None:

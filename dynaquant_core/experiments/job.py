@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dynaquant_core.errors import ExperimentError, StorageError
+from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 
 __all__ = ["Job", "write_json"]
@@ -22,16 +23,32 @@ class Job:
         folder: holds ``job.json``, ``events.jsonl``, ``process.log`` and, where it saves, ``store/``.
         experiment: one run (one seed, no grid).
         saves: False for a baseline, which trains without checkpoints.
+        records: whether exact states are written beside the diary (`tape`).
+        recording: folder of the recording that is replayed; None: the run is trained.
+        threads: of its process; None: as many as there are.  They decide about the last bits of a training.
     """
 
     folder: Path
     experiment: Experiment
     saves: bool
+    records: bool = False
+    recording: Path | None = None
+    threads: int | None = None
 
     @property
     def diary(self) -> Path:
         """File of events (`events`)."""
         return self.folder / "events.jsonl"
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return bool(events.find(events.read(self.diary), "final"))
+
+    @property
+    def recorded(self) -> Path:
+        """The recorded training's diary, kept with its replay: the recording may be removed then."""
+        return self.folder / "recorded.jsonl"
 
     @property
     def log(self) -> Path:
@@ -49,7 +66,14 @@ class Job:
         Raises:
             StorageError: the system refuses.
         """
-        write_json(self.folder / "job.json", {"experiment": self.experiment.as_dict(), "saves": self.saves})
+        recording = None if self.recording is None else str(self.recording)
+        settings = {
+            "saves": self.saves,
+            "records": self.records,
+            "recording": recording,
+            "threads": self.threads,
+        }
+        write_json(self.folder / "job.json", {"experiment": self.experiment.as_dict(), **settings})
 
     @classmethod
     def read(cls, folder: Path) -> Job:
@@ -62,8 +86,16 @@ class Job:
         path = folder / "job.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(folder, validate(data["experiment"], str(path)), bool(data["saves"]))
-        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            recording = data.get("recording")  # jobs of earlier versions only train
+            return cls(
+                folder,
+                validate(data["experiment"], str(path)),
+                saves=bool(data["saves"]),
+                records=bool(data.get("records", False)),
+                recording=None if recording is None else Path(recording),
+                threads=data.get("threads"),
+            )
+        except (OSError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
             raise ExperimentError(f"{path}: no job of an experiment ({error}).") from None
 
 

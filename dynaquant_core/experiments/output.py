@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dynaquant_core.errors import ExperimentError, StorageError
-from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.job import write_json
+from dynaquant_core.errors import ConfigError, ExperimentError, StorageError
+from dynaquant_core.experiments.config.experiment import Experiment, validate
+from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.job import Job, write_json
 
-__all__ = ["claim"]
+__all__ = ["claim", "run_folders"]
 
 #: Says which experiment a folder belongs to.
 CONFIG = "config.json"
@@ -18,6 +21,9 @@ CONFIG = "config.json"
 
 def claim(experiment: Experiment) -> Path:
     """The folder that an experiment writes to: a new one, its own from before, or one where nothing began.
+
+    Its own is that of the same config, or of one whose runs are all among those of the new one: a grid that
+    gained methods, thresholds or seeds goes on with what it has.
 
     Raises:
         ExperimentError: the path is a file, or a folder that belongs to another config or to something else.
@@ -28,11 +34,10 @@ def claim(experiment: Experiment) -> Path:
         if folder.exists() and not folder.is_dir():
             raise ExperimentError(f"output: {folder} is a file; give a folder with output=PATH.")
         if (folder / CONFIG).is_file():
-            if not _began(folder):  # a config that failed before its first step, and was mended since
+            if _began(folder):
+                _must_hold(folder, experiment)
+            else:  # a config that failed before its first step, and was mended since
                 _forget(folder)
-            else:
-                _must_match(folder, experiment)
-                return folder
         elif folder.exists() and any(folder.iterdir()):
             raise ExperimentError(
                 f"output: {folder} is not empty and holds no experiment; give another with output=PATH."
@@ -53,24 +58,52 @@ def _forget(folder: Path) -> None:
         job.unlink()
 
 
-def _must_match(folder: Path, experiment: Experiment) -> None:
-    try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError:
-        raise ExperimentError(
-            f"output: {folder / CONFIG} is not JSON; remove the folder or give another."
-        ) from None
-    wanted = _settings(experiment)
-    if found == wanted:
+def _must_hold(folder: Path, experiment: Experiment) -> None:
+    """Refuses a config that lacks a run of the folder's."""
+    before = _before(folder / CONFIG)
+    wanted = [_settings(run) for run in expand(experiment)]
+    if before is not None and all(_settings(run) in wanted for run in expand(before)):
         return
-    keys = found.keys() | wanted.keys() if isinstance(found, dict) else wanted.keys()
-    differing = [
-        key for key in sorted(keys) if not isinstance(found, dict) or found.get(key) != wanted.get(key)
-    ]
+    found, now = {} if before is None else _settings(before), _settings(experiment)
+    differing = [key for key in sorted(found.keys() | now.keys()) if found.get(key) != now.get(key)]
+    grown = "a grid may gain runs but lose none; " if {"grid", "seed", "seeds"}.issuperset(differing) else ""
     raise ExperimentError(
         f"output: {folder} holds results of another config (different: {', '.join(differing)}); "
-        f"give another folder with output=PATH, or remove it."
+        f"{grown}give another folder with output=PATH, or remove it."
     )
+
+
+def _before(path: Path) -> Experiment | None:
+    """The experiment that a folder belongs to; None where this version would refuse its config."""
+    try:
+        return validate(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except ConfigError:
+        return None
+    except ValueError:
+        raise ExperimentError(f"output: {path} is not JSON; remove the folder or give another.") from None
+
+
+def run_folders(folder: Path, runs: Sequence[Experiment]) -> list[Path]:
+    """Where each run goes: to the folder where it began, whatever its place in the grid was, or a new one.
+
+    Args:
+        folder: of the experiment.
+        runs: of its grid.
+    """
+    begun = {path.parent: _begun(path.parent) for path in sorted(folder.glob("run-*/job.json"))}
+    free = (
+        path for path in map(folder.joinpath, map("run-{}".format, count(len(runs)))) if path not in begun
+    )
+    places = []
+    for index, run in enumerate(runs):
+        own = next((path for path, settings in begun.items() if settings == _settings(run)), None)
+        usual = folder / f"run-{index}"
+        places.append(own or (next(free) if usual in begun else usual))
+    return places
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    return _settings(Job.read(folder).experiment)
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

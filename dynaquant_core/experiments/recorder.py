@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, Final, final
 
 from torch import Tensor, nn
 
@@ -15,6 +15,7 @@ from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
 from dynaquant_core.experiments.measures import MovementWatch
+from dynaquant_core.experiments.recording import WINDOW
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.search.quality import Degradation, Quality, degradation
@@ -37,6 +38,8 @@ class Recorder:
         diary: events of earlier lives of this run; they decide what is restored.
     """
 
+    event: Final = "checkpoint"
+
     def __init__(
         self, trainer: Trainer, experiment: Experiment, folder: Path, diary: Sequence[Event]
     ) -> None:
@@ -54,6 +57,7 @@ class Recorder:
             method=experiment.method,
             moments=experiment.moments,
             exact=tuple(experiment.exact),
+            window=WINDOW,
             max_chain=experiment.max_chain,
         )
         self._reader = trainer.reader()
@@ -110,6 +114,7 @@ class Recorder:
             "unchanged": self._watch.unchanged(decoded),
         }
         self._watch.advance(decoded)
+        self._logged.append(info.step)
         return _info_entry(info) | entry
 
     def _quality_entry(self, search: Quality, heldout: Quality) -> dict[str, Any]:

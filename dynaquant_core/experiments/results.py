@@ -10,10 +10,11 @@ from typing import Any, Literal
 from dynaquant_core.experiments.baseline import Baseline, last_interval_loss
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
+from dynaquant_core.experiments.recording import as_one_life
 from dynaquant_core.experiments.restores import lives_of, lost_training, restore_entries
 from dynaquant_core.methods.registry import resolve_method
 
-__all__ = ["FORMAT", "STAGES", "Results", "run_entry"]
+__all__ = ["FORMAT", "STAGES", "Results", "replay_entry", "run_entry"]
 
 FORMAT = 1
 
@@ -35,19 +36,65 @@ class Results:
 
 
 def run_entry(experiment: Experiment, diary: Sequence[Event], baseline: Baseline) -> dict[str, Any]:
-    """One element of ``runs``.
+    """One element of ``runs``, of a run that was trained.
 
     Args:
         experiment: the run's settings.
         diary: its events, finished.
         baseline: the uninterrupted run.
     """
+    restores = restore_entries(experiment, diary, baseline)
+    return {
+        **_saved(experiment, diary, training_seconds(diary)),
+        "failures": [event["step"] for event in diary if event["event"] in {"killed", "swapped"}],
+        "restores": restores,
+        "stale_times_interval": lost_training(restores),
+        "final": _final(experiment, diary, baseline),
+        "curves": [
+            [[event["step"], event["loss"]] for event in find(life, "loss")] for life in lives_of(diary)
+        ],
+        "baseline_curve": [list(point) for point in baseline.curve],
+    }
+
+
+def replay_entry(experiment: Experiment, diary: Sequence[Event], recorded: Sequence[Event]) -> dict[str, Any]:
+    """One element of ``runs``, of a replay: the same keys; what only training can tell is empty or None.
+
+    Args:
+        experiment: the run's settings.
+        diary: events of the replay, finished.
+        recorded: events of the training that was recorded.
+    """
+    baseline = Baseline.of(as_one_life(recorded), experiment.checkpoint_every)
+    return {
+        **_saved(experiment, diary, training_seconds(recorded)),
+        "as_restored": experiment.as_restored,
+        "failures": [],
+        "restores": [],
+        "stale_times_interval": None,
+        "final": {
+            "metric": experiment.evaluate.metric,
+            "mode": experiment.evaluate.mode,
+            "value": None,
+            "baseline": baseline.final,
+            "relative_degradation": None,
+            "train_loss": None,
+            "train_baseline": baseline.train,
+            "train_relative_degradation": None,
+            "weights_digest": None,
+            "same_bits": None,
+        },
+        "curves": [],
+        "baseline_curve": [list(point) for point in baseline.curve],
+    }
+
+
+def _saved(experiment: Experiment, diary: Sequence[Event], seconds: float) -> dict[str, Any]:
+    """What was run, and what its checkpoints were; ``seconds``: of training."""
     method = resolve_method(experiment.method)
     checkpoints = [
         {key: event[key] for key in event if key != "event"} for event in find(diary, "checkpoint")
     ]
-    seconds = training_seconds(diary)
-    restores = restore_entries(experiment, diary, baseline)
     return {
         "kind": experiment.kind,
         "method": method.name,
@@ -55,23 +102,16 @@ def run_entry(experiment: Experiment, diary: Sequence[Event], baseline: Baseline
         "seed": experiment.seed,
         "threshold": experiment.threshold,
         "interval_steps": experiment.checkpoint_every,
-        "failures": [event["step"] for event in diary if event["event"] in {"killed", "swapped"}],
-        "restores": restores,
-        "stale_times_interval": lost_training(restores),
         "overhead": _overhead(checkpoints, seconds),
         "checkpoints": checkpoints,
         "steps": experiment.steps,
         "model": experiment.model.name,
         "data": experiment.data.source,
         "moments": experiment.moments,
+        "max_chain": experiment.max_chain,
         "parameters": find(diary, "final")[-1]["parameters"],
         "totals": _totals(checkpoints),
-        "final": _final(experiment, diary, baseline),
         "training_seconds": seconds,
-        "curves": [
-            [[event["step"], event["loss"]] for event in find(life, "loss")] for life in lives_of(diary)
-        ],
-        "baseline_curve": [list(point) for point in baseline.curve],
     }
 
 

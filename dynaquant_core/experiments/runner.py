@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from dynaquant_core.config import require
 from dynaquant_core.errors import DependencyError
-from dynaquant_core.experiments.baseline import baseline_key, find_baseline, publish, train_baseline
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.config.source import load_experiment
+from dynaquant_core.experiments.crew import Children, run_tasks
 from dynaquant_core.experiments.data.registry import fingerprint
 from dynaquant_core.experiments.environment import environment
-from dynaquant_core.experiments.events import Event
-from dynaquant_core.experiments.failures import failure_steps
-from dynaquant_core.experiments.job import Job, write_json
-from dynaquant_core.experiments.output import claim
-from dynaquant_core.experiments.report import write_report
-from dynaquant_core.experiments.restores import restores_of
-from dynaquant_core.experiments.results import FORMAT, Results, run_entry
-from dynaquant_core.experiments.supervisor import Progress, Report, complete
+from dynaquant_core.experiments.job import write_json
+from dynaquant_core.experiments.output import claim, run_folders
+from dynaquant_core.experiments.recording import find_recording, recording_folder
+from dynaquant_core.experiments.report import write_report, write_table
+from dynaquant_core.experiments.results import FORMAT, Results
+from dynaquant_core.experiments.supervisor import Progress, Report, Watcher
+from dynaquant_core.experiments.tasks import Planned, folder_job, grid_tasks
 from dynaquant_core.methods.moments import moments_method
 from dynaquant_core.methods.registry import resolve_method
 
@@ -31,18 +34,19 @@ logger = logging.getLogger(__name__)
 
 
 def run_experiment(
-    config: str | Path, overrides: Sequence[str] = (), progress: Report | None = None
+    config: str | Path, overrides: Sequence[str] = (), progress: Report | None = None, *, jobs: int = 1
 ) -> Results:
     """Trains, saves, kills, resumes and measures what a config describes; finished parts are not repeated.
 
-    results.json is written after each run, with those finished so far.  Training happens in processes of
-    their own; failures are SIGKILLs of them, or swaps of their state.  Plots need matplotlib; without it
-    everything else is written and the log says what to install.
+    results.json and results.csv are written after each run, with those finished so far.  Training happens in
+    processes of their own; failures are SIGKILLs of them, or swaps of their state.  Plots need matplotlib;
+    without it everything else is written and the log says what to install.
 
     Args:
         config: a YAML file, or the name of a shipped config.
         overrides: ``key.sub=value``.
-        progress: called with where each run is, a few times a second.
+        progress: called with where each run is, a few times a second; by one thread at a time.
+        jobs: processes at a time, each with its share of the threads.
 
     Raises:
         ConfigError: the config is not valid.
@@ -51,20 +55,29 @@ def run_experiment(
     Returns:
         The results, as written to results.json.
     """
+    require(jobs >= 1, f"jobs: expected a number of processes of at least 1, got {jobs}.")
     experiment = load_experiment(config, overrides)
     runs = expand(experiment)
-    report = progress or _ignore
     prints = _preflight(runs)
     folder = claim(experiment)
+    threads = None if jobs == 1 else max(1, torch.get_num_threads() // jobs)
+    plan = {
+        str(index): Planned(run, folder_job(place, run, data, threads), data, _label(index, runs))
+        for index, (run, place, data) in enumerate(zip(runs, run_folders(folder, runs), prints, strict=True))
+    }
+    facts = {"format": FORMAT, "config": experiment.as_dict(), "environment": environment() | {"jobs": jobs}}
+    results = Results(folder / "results.json", facts)
     entries: dict[int, dict[str, Any]] = {}
-    facts = {"format": FORMAT, "config": experiment.as_dict(), "environment": environment()}
-    path = folder / "results.json"
-    for index in sorted(range(len(runs)), key=lambda index: bool(runs[index].failures)):
-        label = f"run {index + 1} of {len(runs)}, seed {runs[index].seed}"
-        entries[index] = _one_run(runs[index], folder / f"run-{index}", prints[index], label, report)
-        facts |= {"runs": [entries[done] for done in sorted(entries)]}
-        write_json(path, facts)  # after each run: a grid may take days
-    results = Results(path, facts)
+
+    def keep(name: str, result: Any) -> None:
+        if name in plan:  # after each run: a grid may take days
+            entries[int(name)] = result
+            facts["runs"] = [entries[done] for done in sorted(entries)]
+            write_json(results.path, facts)
+            write_table(results)
+
+    watcher = Watcher(_in_turn(progress or _ignore), Children())
+    run_tasks(grid_tasks(plan, watcher), jobs, keep, watcher.children)
     try:
         write_report(results)
     except DependencyError as error:
@@ -81,23 +94,24 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
         key = run.data.model_dump_json()
         if key not in known:
             known[key] = fingerprint(run.data)
+        if run.kind == "replay":
+            find_recording(recording_folder(run, known[key]), run, known[key])
     return [known[run.data.model_dump_json()] for run in runs]
 
 
-def _one_run(run: Experiment, folder: Path, data: str, label: str, report: Report) -> dict[str, Any]:
-    """The entry of one run; failure-free runs come first, so that they serve as baselines of the others."""
-    key, interval = baseline_key(run, data), run.checkpoint_every
-    failures = failure_steps(run.failures, run.steps, interval)
-    if failures and find_baseline(key, interval) is None:
-        train_baseline(run, key, report)
-    job = Job(folder, run, saves=True)
-    if not (folder / "job.json").exists():
-        job.write()
-    kills = failures if run.restores == "kill" else ()
-    diary: list[Event] = complete(job, kills, label, report)
-    interrupted = any(restore["restored_step"] for restore in restores_of(diary))
-    baseline = train_baseline(run, key, report) if interrupted else publish(diary, key, interval)
-    return run_entry(run, diary, baseline)
+def _label(index: int, runs: Sequence[Experiment]) -> str:
+    return f"run {index + 1} of {len(runs)}, seed {runs[index].seed}"
+
+
+def _in_turn(report: Report) -> Report:
+    """The same, called by one thread at a time."""
+    lock = threading.Lock()
+
+    def told(progress: Progress) -> None:
+        with lock:
+            report(progress)
+
+    return told
 
 
 def _ignore(progress: Progress) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
+from dynaquant_core.experiments.crew import Children
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.threads import thread_count
 
-__all__ = ["Progress", "Report", "complete"]
+__all__ = ["Progress", "Report", "Watcher", "complete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,23 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """A `Report` that knows the processes as well, so that an interrupt can end them all.
+
+    Args:
+        report: takes progress.
+        children: takes processes.
+    """
+
+    report: Report
+    children: Children
+
+    def __call__(self, progress: Progress) -> None:
+        """Passes on where a run is."""
+        self.report(progress)
+
+
 def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> list[Event]:
     """Brings a run to its end, killing its process at every failure step; returns its diary.
 
@@ -48,7 +67,7 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
         job: the run, its folder written.
         failures: steps, ascending, at which it is killed; none where it swaps its state itself.
         label: name of the run in progress reports.
-        report: takes progress.
+        report: takes progress; a `Watcher` the processes too.
 
     Raises:
         ExperimentError: the process ended without finishing; names its log.
@@ -66,20 +85,31 @@ def _one_life(job: Job, halt: int | None, label: str, report: Report) -> None:
     command = [sys.executable, "-m", "dynaquant_core.experiments.process", str(job.folder)]
     if halt is not None:
         command += ["--halt", str(halt)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    children = report.children if isinstance(report, Watcher) else Children()
     with (
         job.log.open("ab") as log,
         subprocess.Popen(  # noqa: S603 - this interpreter, this package's module, a folder of ours
-            command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
+            command, stdout=subprocess.PIPE, stderr=log, env=_environment(job), text=True
         ) as process,
     ):
+        children.add(process)
         try:
             killed, problem = _listen(process, job, label, report)
         finally:
             process.kill()  # after an error or an interrupt here: no orphan goes on writing
             process.wait()
+            children.remove(process)
     if not killed and process.returncode != 0:
         raise ExperimentError(problem or _crashed(job, label, process.returncode))
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Of the process: the parent's modules, and its share of the threads where several work at a time."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    if job.threads is not None:
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
+        environment["DYNAQUANT_THREADS"] = str(min(job.threads, thread_count()))
+    return environment
 
 
 def _listen(process: subprocess.Popen[str], job: Job, label: str, report: Report) -> tuple[bool, str]:
@@ -125,6 +155,14 @@ def _words(message: dict[str, Any]) -> str:
             return "killed (SIGKILL)"
         case "swapped":
             return "state thrown away"
+        case "recording" if message["states"]:
+            return f"recording {message['states']} exact states, about {message['bytes'] / 1e6:,.0f} MB"
+        case "recorded":
+            return f"exact state, {message['bytes'] / 1e6:.1f} MB"
+        case "waiting":
+            return "waiting for another process that makes the same recording"
+        case "final" if message["value"] is None:
+            return "finished"
         case "final":
             return f"finished, held-out metric {message['value']:.4f}"
     return ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 DATA = Path(os.environ.get("DYNAQUANT_DATA", "../shared/data")).absolute()
@@ -16,21 +18,40 @@ DATA = Path(os.environ.get("DYNAQUANT_DATA", "../shared/data")).absolute()
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, with a data root that holds ``verse.txt``."""
-    root = tmp_path / "data"
-    root.mkdir()
+    return enter_workplace(tmp_path, monkeypatch)
+
+
+def enter_workplace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes ``folder`` the place of an experiment, or comes back to it."""
+    root, place = folder / "data", folder / "place"
+    root.mkdir(exist_ok=True)
     words = ["the ", "cat ", "sat ", "on ", "a ", "mat.\n", "it ", "slept, ", "then ", "ran "]
     chosen = np.random.default_rng(0).integers(0, len(words), 8000)
     (root / "verse.txt").write_text("".join(words[i] for i in chosen), encoding="utf-8")
     monkeypatch.setenv("DYNAQUANT_DATA", str(root))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # models this small only wait for a second thread
-    (tmp_path / "place").mkdir()
-    monkeypatch.chdir(tmp_path / "place")
-    return tmp_path / "place"
+    place.mkdir(exist_ok=True)
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """This process computes as the training processes do, to the bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
 def tiny() -> dict[str, Any]:
     """Settings of a run of a few seconds: 40 steps, a checkpoint every 10."""
+    return tiny_settings()
+
+
+def tiny_settings() -> dict[str, Any]:
+    """The same, for fixtures of a whole module."""
     return {
         "name": "tiny",
         "model": {"name": "char_gpt", "layers": 1, "width": 32, "heads": 2},

@@ -46,7 +46,7 @@ from dynaquant_core.experiments.config import expand, load_experiment, shipped_c
         ("grid={threshold: 0.1}", r"grid: 'threshold' needs a list of values"),
         ("grid={output: [a, b]}", r"grid: 'output' belongs to the whole experiment"),
         ("name=../up", r"name: "),
-        ("kind=replay", r"kind: expected 'train', got 'replay'"),
+        ("kind=transfer", r"kind: expected 'train' or 'replay', got 'transfer'"),
     ],
 )
 def test_a_bad_value_is_named_with_its_key(tiny_file: Path, override: str, message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from dynaquant_core.experiments import Progress, events, run_experiment
 from dynaquant_core.experiments.config import Experiment, validate
 from dynaquant_core.experiments.failures import failure_steps
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.process import Life, live_on, swaps_left
+from dynaquant_core.experiments.life import Life, swaps_left
+from dynaquant_core.experiments.process import live_on
 from dynaquant_core.experiments.recorder import quantised_names
 from dynaquant_core.experiments.supervisor import complete
 from dynaquant_core.experiments.trainer import Trainer
@@ -26,13 +26,8 @@ CNN = {"name": "resnet", "widths": [4, 8]}
 VIT = {"name": "vit", "layers": 1, "width": 32, "heads": 2, "patch": 8}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small only wait for a second thread; the processes have one as well."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+#: Models this small only wait for a second thread; the processes have one as well.
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def images(place: Path) -> dict[str, Any]:

@@ -71,7 +71,8 @@ class Experiment(Section):
 
     Args:
         name: of the experiment, and of its output folder.
-        kind: ``train``.
+        kind: ``train``: each run trains, and saves meanwhile; ``replay``: a run's exact states are recorded
+            once, and each run saves those.
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
@@ -84,13 +85,14 @@ class Experiment(Section):
         failures: how often the process is killed, or ``{at: [steps]}``.
         restores: ``kill``: a failure is a SIGKILL, and a new process restores; ``swap``: the same process
             throws its state away and restores, which gives the same run bit for bit and is faster.
+        as_restored: replay only: each checkpoint is one of a run that was restored from the one before.
         evaluate: metric and batch of the evaluation.
         grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another.
         output: results folder, by default ``runs/<name>``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    kind: Literal["train"] = "train"
+    kind: Literal["train", "replay"] = "train"
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection = OptimizerSection()
@@ -105,6 +107,7 @@ class Experiment(Section):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
     failures: Annotated[Any, PlainValidator(_failures)] = 0
     restores: Literal["kill", "swap"] = "kill"
+    as_restored: bool = False
     evaluate: Evaluation = Evaluation()
     grid: Annotated[Crossing | list[Crossing], PlainValidator(_grid)] = Field(default_factory=dict)
     output: str | None = None
@@ -119,7 +122,14 @@ class Experiment(Section):
             raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
         if self.seeds is not None and "seed" in self.model_fields_set:
             raise ValueError("give seed or seeds, not both")
-        failure_steps(self.failures, self.steps, self.checkpoint_every)
+        failures = failure_steps(self.failures, self.steps, self.checkpoint_every)
+        if failures and self.kind == "replay":
+            raise ValueError(
+                f"a replay trains nothing that could fail, so failures must be 0, not {self.failures!r}; "
+                f"use kind: train"
+            )
+        if self.as_restored and self.kind == "train":
+            raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
         return self
 
     def as_dict(self) -> dict[str, Any]:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from dynaquant_core.experiments.report.price import figure_text, has_restores, spread_line
+from dynaquant_core.experiments.report.seeds import seed_rows
+from dynaquant_core.experiments.report.spreadsheet import write_table
 from dynaquant_core.experiments.report.table import summary
 from dynaquant_core.experiments.report.write import write_report
 
-__all__ = ["figure_text", "has_restores", "spread_line", "summary", "write_report"]
+__all__ = [
+    "figure_text",
+    "has_restores",
+    "seed_rows",
+    "spread_line",
+    "summary",
+    "write_report",
+    "write_table",
+]

@@ -10,6 +10,7 @@ from typing import Any
 
 from dynaquant_core.experiments.price import prices
 from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_line
+from dynaquant_core.experiments.report.seeds import seed_rows
 from dynaquant_core.experiments.report.table import Row, checkpoint_rows, restore_rows, summary
 from dynaquant_core.experiments.results import Results
 
@@ -37,6 +38,8 @@ def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | 
     name = escape(str(results.data["config"]["name"]))
     runs = results.data["runs"]
     body = [f"<h1>{name}</h1>", _table(summary(results))]
+    together = seed_rows(runs)
+    body += ["<h2>Mean and spread over seeds</h2>", _table(together)] if together else []
     body += _price(results, price)
     for index, (run, images) in enumerate(zip(runs, plots, strict=True)):
         body.append(_run(index, run, images))

@@ -60,7 +60,7 @@ def png(plot: Callable[[Figure, Subject], None], subject: Subject) -> bytes:
 def loss(figure: Figure, run: Run) -> None:
     """Training loss of every life of the run over the uninterrupted one; kills and restores marked."""
     axes = figure.add_subplot()
-    if run["restores"]:
+    if run["restores"] or not run["curves"]:  # a replay has only what was recorded
         axes.plot(*_columns(run["baseline_curve"]), color=GREY, linewidth=1, label="uninterrupted")
     for index, curve in enumerate(run["curves"]):
         axes.plot(*_columns(curve), color=BLUE, linewidth=1, label="this run" if index == 0 else None)

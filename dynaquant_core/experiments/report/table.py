@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dynaquant_core.experiments.results import Results
+from dynaquant_core.experiments.figures import figures, setting_label
+from dynaquant_core.experiments.results import STAGES, Results
 
-__all__ = ["Row", "checkpoint_rows", "percent", "restore_rows", "size", "summary"]
+__all__ = ["Row", "checkpoint_rows", "number", "percent", "restore_rows", "size", "spent", "summary", "times"]
 
 #: Column title -> cell.
 Row = dict[str, str]
@@ -22,28 +23,57 @@ def summary(results: Results) -> list[Row]:
         >>> summary(Results(Path("results.json"), {"runs": []}))
         []
     """
-    return [_summary_row(index, run) for index, run in enumerate(results.data["runs"])]
+    rows = {"train": _trained_row, "replay": _replayed_row}
+    return [rows[run["kind"]](index, run) for index, run in enumerate(results.data["runs"])]
 
 
-def _summary_row(index: int, run: Mapping[str, Any]) -> Row:
-    checkpoints, totals, final = run["checkpoints"], run["totals"], run["final"]
-    met = sum(entry["met"] for entry in checkpoints)
+def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
+    final = run["final"]
     return {
         "run": str(index + 1),
         "method": run["method"],
         "seed": str(run["seed"]),
         "threshold": percent(run["threshold"]),
         "kills": str(len(run["failures"])),
-        "threshold met": f"{met} of {len(checkpoints)}",
-        "raw": size(totals["raw_bytes"]),
-        "stored": size(totals["stored_bytes"]),
-        "ratio": times(totals["ratio"]),
-        "weights ratio": times(totals["weights_ratio"]),
+        **_stored(run),
         f"final {final['metric']}": f"{final['value']:.4f}",
         "uninterrupted": f"{final['baseline']:.4f}",
         "degradation": percent(final["relative_degradation"], signed=True),
         "overhead": percent(run["overhead"]["held"] + run["overhead"]["search"]),
     }
+
+
+def _replayed_row(index: int, run: Mapping[str, Any]) -> Row:
+    numbers = figures(run)
+    return {
+        "run": str(index + 1),
+        "method": setting_label(run),
+        "seed": str(run["seed"]),
+        "threshold": percent(run["threshold"]),
+        **_stored(run),
+        "degradation": percent(numbers["degradation_mean"], signed=True),
+        "worst": percent(numbers["degradation_max"], signed=True),
+        "unchanged": percent(numbers["unchanged"]),
+        "stale": number(numbers["stale_mean"]),
+        "noise": number(numbers["noise_mean"]),
+        "seconds": number(spent(numbers), digits=1),
+    }
+
+
+def _stored(run: Mapping[str, Any]) -> Row:
+    checkpoints, totals = run["checkpoints"], run["totals"]
+    return {
+        "threshold met": f"{sum(entry['met'] for entry in checkpoints)} of {len(checkpoints)}",
+        "raw": size(totals["raw_bytes"]),
+        "stored": size(totals["stored_bytes"]),
+        "ratio": times(totals["ratio"]),
+        "weights ratio": times(totals["weights_ratio"]),
+    }
+
+
+def spent(numbers: Mapping[str, float | None]) -> float:
+    """Seconds that a run's saves took, search included; ``held`` holds making the chosen draft already."""
+    return sum(numbers[f"{stage}_seconds"] or 0.0 for stage in STAGES if stage != "draft")
 
 
 def checkpoint_rows(run: Mapping[str, Any]) -> list[Row]:
@@ -84,8 +114,7 @@ def restore_rows(run: Mapping[str, Any]) -> list[Row]:
 
 
 def _lost(lost: Mapping[str, float | None]) -> Row:
-    cells = {name: lost.get(name) for name in ("stale", "noise", "er")}
-    return {name: "-" if value is None else f"{value:.3f}" for name, value in cells.items()}
+    return {name: number(lost.get(name)) for name in ("stale", "noise", "er")}
 
 
 def configuration(config: Mapping[str, Any] | None) -> str:
@@ -127,6 +156,16 @@ def percent(share: float | None, *, signed: bool = False, digits: int = 2) -> st
     if share is None:
         return "-"
     return f"{share:+.{digits}%}" if signed else f"{share:.{digits}%}"
+
+
+def number(value: float | None, *, digits: int = 3) -> str:
+    """A number; "-" for None.
+
+    Example:
+        >>> number(0.12345), number(None)
+        ('0.123', '-')
+    """
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def times(ratio: float | None) -> str:

@@ -1,0 +1,130 @@
+"""Work in an order that its parts ask for, several parts at a time; and processes that can all be stopped."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+from dynaquant_core.errors import DynaQuantError
+
+__all__ = ["Children", "Task", "run_tasks"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One part of the work.
+
+    Args:
+        name: of this part.
+        work: does it; may raise.
+        needs: names of the parts that have to be done before.
+    """
+
+    name: str
+    work: Callable[[], Any]
+    needs: tuple[str, ...] = ()
+
+
+class Children:
+    """The processes that are at work, so that one call ends them all; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._living: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def add(self, process: subprocess.Popen[str]) -> None:
+        """Takes in a process that has just begun; it is killed at once where everything was stopped."""
+        with self._lock:
+            self._living.add(process)
+            if self._stopped:
+                process.kill()
+
+    def remove(self, process: subprocess.Popen[str]) -> None:
+        """Forgets a process that has ended."""
+        with self._lock:
+            self._living.discard(process)
+
+    def stop(self) -> None:
+        """Kills all of them, and those that are still to come."""
+        with self._lock:
+            self._stopped = True
+            for process in self._living:
+                process.kill()
+
+
+def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None], children: Children) -> None:
+    """Does every task once, those first in the list first, at most ``jobs`` at a time.
+
+    After an error nothing new is begun; what runs is brought to its end, and then the error is raised.  An
+    interrupt ends everything at once.
+
+    Args:
+        tasks: what to do; needs name others of them, without a circle.
+        jobs: threads, each of which waits for a process most of the time.
+        done: takes name and result of each task, on the calling thread.
+        children: processes that the tasks began.
+
+    Raises:
+        DynaQuantError: the first one of a task.
+
+    Example:
+        >>> found = []
+        >>> late = Task("late", lambda: 1, needs=("early",))
+        >>> run_tasks([late, Task("early", lambda: 2)], 2, lambda *pair: found.append(pair), Children())
+        >>> found
+        [('early', 2), ('late', 1)]
+    """
+    crew = _Crew(list(tasks))
+    with ThreadPoolExecutor(jobs, "experiment") as pool:
+        try:
+            while crew.go_on(pool, jobs):
+                for name, result in crew.next_done():
+                    done(name, result)
+        except BaseException:
+            children.stop()
+            raise
+    if crew.problem is not None:
+        raise crew.problem
+
+
+class _Crew:
+    """What waits, what runs, what is done, and what went wrong."""
+
+    def __init__(self, waiting: list[Task]) -> None:
+        self.problem: DynaQuantError | None = None
+        self._waiting = waiting
+        self._running: dict[Future[Any], str] = {}
+        self._done: set[str] = set()
+
+    def go_on(self, pool: ThreadPoolExecutor, jobs: int) -> bool:
+        """Begins what can begin; whether anything is at work."""
+        ready = [task for task in self._waiting if self._done.issuperset(task.needs)]
+        if self.problem is None:
+            for task in ready[: jobs - len(self._running)]:
+                self._waiting.remove(task)
+                self._running[pool.submit(task.work)] = task.name
+        return bool(self._running)
+
+    def next_done(self) -> list[tuple[str, Any]]:
+        """Waits for at least one part; names and results of those that went well."""
+        ended, _ = wait(self._running, return_when=FIRST_COMPLETED)
+        found = []
+        for future in ended:
+            name = self._running.pop(future)
+            try:
+                found.append((name, future.result()))
+            except DynaQuantError as error:
+                if self._running:
+                    logger.warning("%s; runs that have begun are finished first", error)
+                self.problem = self.problem or error
+            else:
+                self._done.add(name)
+        return found

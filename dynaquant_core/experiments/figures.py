@@ -1,0 +1,111 @@
+"""What a run comes to in a few numbers, and what runs that differ in their seed only come to together."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dynaquant_core.experiments.price import Figure, Run, method_label
+from dynaquant_core.experiments.results import STAGES
+
+__all__ = ["NUMBERS", "WORDS", "by_setting", "figures", "setting_label", "words"]
+
+#: What names a run, in this order; `words`.
+WORDS = (
+    "kind", "model", "parameters", "data", "method", "options", "moments", "max_chain", "threshold", "seed",
+    "interval_steps", "steps", "failures", "restores", "as_restored",
+)  # fmt: skip
+
+#: Its numbers, in this order; `figures`.
+NUMBERS = (
+    "ratio_weights", "ratio_state", "ratio_all", "stored_bytes", "checkpoints", "met", "keys", "evaluations",
+    "degradation_mean", "degradation_max", "heldout_degradation_mean", "final_value", "final_baseline",
+    "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
+    "training_seconds", *(f"{stage}_seconds" for stage in STAGES),
+)  # fmt: skip
+
+
+def words(run: Run) -> dict[str, Any]:
+    """What names a run, by `WORDS`; options as JSON, failures and restores counted."""
+    told = {name: run.get(name) for name in WORDS}
+    told["options"] = json.dumps(run["options"], sort_keys=True)
+    return told | {"failures": len(run["failures"]), "restores": len(run["restores"])}
+
+
+def figures(run: Run) -> dict[str, float | None]:
+    """A run's numbers, by `NUMBERS`; None where there is none.
+
+    Ratios are raw over stored bytes of all checkpoints: of the weights, of weights and moments, and of
+    everything with the files' own overhead.  Degradations are on the search set, which the threshold is
+    about, unless the name says otherwise.  Seconds are sums over the run.
+    """
+    entries = run["checkpoints"]
+    search, heldout = (
+        _known(entry["degradation"][part] for entry in entries) for part in ("search", "heldout")
+    )
+    lost = {name: _mean(_lost(entries, name)) for name in ("stale", "noise", "er")}
+    final = run["final"]
+    numbers: dict[str, float | None] = {
+        "ratio_weights": _ratio(entries, ("weight",)),
+        "ratio_state": _ratio(entries, ("weight", "moment")),
+        "ratio_all": run["totals"]["ratio"],
+        "stored_bytes": run["totals"]["stored_bytes"],
+        "checkpoints": len(entries),
+        "met": sum(entry["met"] for entry in entries),
+        "keys": sum(entry["kind"] == "key" for entry in entries),
+        "evaluations": sum(entry["evaluations"] or 0 for entry in entries),
+        "degradation_mean": _mean(search),
+        "degradation_max": max(search, default=None),
+        "heldout_degradation_mean": _mean(heldout),
+        "final_value": final["value"],
+        "final_baseline": final["baseline"],
+        "final_degradation": final["relative_degradation"],
+        "stale_times_interval": run["stale_times_interval"],
+        **{f"{name}_mean": value for name, value in lost.items()},
+        "unchanged": _mean(_known(entry["unchanged"] for entry in entries)),
+        "training_seconds": run["training_seconds"],
+    }
+    for stage in STAGES:
+        numbers[f"{stage}_seconds"] = sum(entry["seconds"].get(stage, 0.0) for entry in entries)
+    return {name: numbers[name] for name in NUMBERS}
+
+
+def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figure | None]]]:
+    """For each setting its first run, its seeds, and every number as mean and spread over them."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        named = words(run)
+        setting = tuple(named[name] for name in WORDS if name not in {"seed", "restores"})
+        groups.setdefault(setting, []).append(run)
+    found = []
+    for alike in groups.values():
+        numbers = [figures(run) for run in alike]
+        together = {name: Figure.of(each[name] for each in numbers) for name in NUMBERS}
+        found.append((alike[0], sorted(run["seed"] for run in alike), together))
+    return found
+
+
+def setting_label(run: Run) -> str:
+    """A method's name and options, and the moments' policy where it is not the usual one."""
+    label = method_label(run)
+    return label if run["moments"] == "8bit" else f"{label}, moments {run['moments']}"
+
+
+def _ratio(entries: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> float | None:
+    parts = [entry["parts"][role] for entry in entries for role in roles if role in entry["parts"]]
+    stored = sum(part["stored_bytes"] for part in parts)
+    return sum(part["raw_bytes"] for part in parts) / stored if stored else None
+
+
+def _lost(entries: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return _known((entry["movement_lost"] or {}).get(name) for entry in entries)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

@@ -1,0 +1,163 @@
+"""One life of a training process: from start or resume to the end of the run, to the halt, or to a swap."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from dynaquant_core.experiments import events
+from dynaquant_core.experiments.data.dataset import Dataset
+from dynaquant_core.experiments.failures import failure_steps
+from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.recorder import Recorder
+from dynaquant_core.experiments.tape import Tape
+from dynaquant_core.experiments.trainer import Trainer
+
+__all__ = ["Life", "mean", "note", "say", "swaps_left"]
+
+#: Seconds between two lines of progress, and points in a run's loss curve.
+PROGRESS_SECONDS = 0.2
+CURVE_POINTS = 400
+
+
+class Life:
+    """Trains, beside a recorder that saves, a tape that keeps exact states, or nothing (a baseline).
+
+    Args:
+        job: what to do.
+        halt: step at which to wait for the kill, or None.
+        data: of the life before in this process, or None.
+
+    Attributes:
+        data: for the life after.
+    """
+
+    def __init__(self, job: Job, halt: int | None, data: Dataset | None = None) -> None:
+        self._job, self._halt = job, halt
+        self._trainer = Trainer(job.experiment, data)
+        self.data = self._trainer.data
+        self._swaps = swaps_left(job)
+        self._restored = 0
+        self._said = 0.0
+
+    def live(self) -> bool:
+        """Trains to the last step and writes the final event, or to a swap (never returns from a halt).
+
+        Returns:
+            Whether the run is finished; if not, another life has to go on.
+        """
+        steps = self._job.experiment.steps
+        with self._companion() as companion:
+            if companion is not None:
+                self._restored = companion.restore()
+            note(self._job, "start", restored=self._restored)
+            if self._restored and self._job.saves:
+                self._probe()
+            while self._trainer.step < steps:
+                self._step(companion)
+                if self._trainer.step in self._swaps:
+                    note(self._job, "swapped", step=self._trainer.step)
+                    return False
+        value = mean(self._trainer.quality(self._trainer.data.heldout))
+        count = sum(parameter.numel() for parameter in self._trainer.model.parameters())
+        digest = self._trainer.digest()
+        note(self._job, "final", step=steps, value=value, weights_digest=digest, parameters=count)
+        return True
+
+    def _companion(self) -> AbstractContextManager[Recorder | Tape | None]:
+        if self._job.records:
+            tape = Tape(self._trainer, self._job.experiment, self._job.folder)
+            say({"event": "recording", **tape.require_space()})
+            return tape
+        if not self._job.saves:
+            return nullcontext()
+        diary = events.read(self._job.diary)
+        return Recorder(self._trainer, self._job.experiment, self._job.store, diary)
+
+    def _step(self, companion: Recorder | Tape | None) -> None:
+        loss = self._trainer.advance()
+        step = self._trainer.step
+        due = step % self._job.experiment.checkpoint_every == 0
+        self._report(loss, always=due or step in {self._halt, self._job.experiment.steps})
+        if due:
+            self._checkpoint(companion)
+        elif companion is not None:
+            companion.after_step()
+        self._maybe_probe()
+        if step == self._halt:
+            self._wait_for_kill()
+
+    def _checkpoint(self, companion: Recorder | Tape | None) -> None:
+        trainer = self._trainer
+        search, heldout = (
+            trainer.quality(batches) for batches in (trainer.data.search, trainer.data.heldout)
+        )
+        reference = {
+            "search": mean(search),
+            "heldout": mean(heldout),
+            "part": mean(search[: trainer.data.part]),
+        }
+        note(self._job, "reference", step=trainer.step, **reference)
+        if companion is not None:
+            companion.after_step()
+            note(self._job, companion.event, **companion.measure(search, heldout))
+
+    def _maybe_probe(self) -> None:
+        """Rework is measured from a restore on, at most one interval long, every tenth of one."""
+        interval = self._job.experiment.checkpoint_every
+        since = self._trainer.step - self._restored
+        if self._restored and self._job.saves and since <= interval and since % max(1, interval // 10) == 0:
+            self._probe()
+
+    def _probe(self) -> None:
+        data = self._trainer.data
+        value = mean(self._trainer.quality(data.search[: data.part]))
+        note(self._job, "probe", step=self._trainer.step, value=value)
+
+    def _report(self, loss: float, *, always: bool) -> None:
+        step = self._trainer.step
+        steps, interval = self._job.experiment.steps, self._job.experiment.checkpoint_every
+        always = always or step in self._swaps
+        if always or step > steps - interval or step % max(1, steps // CURVE_POINTS) == 0:
+            events.append(self._job.diary, "loss", step=step, loss=loss, seconds=self._trainer.seconds)
+        if always or time.monotonic() - self._said > PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            say({"event": "progress", "step": step, "loss": loss})
+
+    def _wait_for_kill(self) -> None:
+        say({"event": "halt", "step": self._trainer.step})
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(0.02)
+
+
+def swaps_left(job: Job) -> set[int]:
+    """Steps at which this process is to throw its state away; none in a baseline, or where it is killed."""
+    experiment = job.experiment
+    if not job.saves or experiment.restores == "kill":
+        return set()
+    planned = failure_steps(experiment.failures, experiment.steps, experiment.checkpoint_every)
+    done = {event["step"] for event in events.find(events.read(job.diary), "swapped")}
+    return set(planned) - done
+
+
+def note(job: Job, event: str, **fields: Any) -> None:
+    """One event, to the diary and to the parent."""
+    events.append(job.diary, event, **fields)
+    say({"event": event, **fields})
+
+
+def say(message: dict[str, Any]) -> None:
+    """One line to the parent."""
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of at least one value."""
+    return sum(values) / len(values)

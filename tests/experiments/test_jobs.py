@@ -1,0 +1,167 @@
+"""Several processes at a time, and grids that grow."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.experiments import Progress, events, run_experiment, seed_rows, summary
+from dynaquant_core.experiments.config import load_experiment
+from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.crew import Children, Task, run_tasks
+from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.output import run_folders
+
+EXACT = ["method=exact", "moments=exact"]
+
+
+def test_runs_side_by_side_train_nothing_twice_and_end_in_the_same_bits(tiny_file: Path) -> None:
+    said: list[Progress] = []
+    settings = [*EXACT, "steps=20", "grid={failures: [1, 0], seed: [0, 1]}", "output=out"]
+    data = run_experiment(tiny_file, settings, said.append, jobs=2).data
+    labels = list(dict.fromkeys(progress.run for progress in said))
+    assert sorted(labels[:2]) == ["run 3 of 4, seed 0", "run 4 of 4, seed 1"]  # those that are baselines
+    assert len(labels) == 4
+    assert [(len(run["failures"]), run["seed"]) for run in data["runs"]] == [(1, 0), (1, 1), (0, 0), (0, 1)]
+    assert all(run["final"]["same_bits"] for run in data["runs"])
+    assert data["environment"]["jobs"] == 2
+    assert len(list(Path("runs/.baselines").iterdir())) == 2
+    assert {Job.read(Path("out") / f"run-{index}").threads for index in range(4)} == {1}
+    said.clear()
+    again = run_experiment(tiny_file, settings, said.append).data
+    assert (again["runs"], said) == (data["runs"], [])
+
+
+def test_a_grid_that_gained_rows_runs_only_those(tiny_file: Path) -> None:
+    base = [*EXACT, "steps=10", "output=out"]
+    (old,) = run_experiment(tiny_file, base).data["runs"]
+    said: list[Progress] = []
+    grown = [*base, "seeds=[1, 0]"]
+    data = run_experiment(tiny_file, grown, said.append).data
+    assert {progress.run for progress in said} == {"run 1 of 2, seed 1"}
+    assert [(run["seed"], run["folder"]) for run in data["runs"]] == [(1, "run-2"), (0, "run-0")]
+    assert data["runs"][1] == old
+    with pytest.raises(
+        ExperimentError, match=r"different: seed, seeds\); a grid may gain runs but lose none"
+    ):
+        run_experiment(tiny_file, base)
+    with pytest.raises(ExperimentError, match=r"another config \(different: moments\); give another"):
+        run_experiment(tiny_file, [*grown, "moments=8bit"])
+    rows = list(csv.DictReader(Path("out/results.csv").read_text(encoding="utf-8").splitlines()))
+    assert [(row["folder"], row["seed"], row["method"]) for row in rows] == [
+        ("run-2", "1", "exact"),
+        ("run-0", "0", "exact"),
+    ]
+    assert float(rows[1]["ratio_all"]) == old["totals"]["ratio"]
+    assert (rows[0]["degradation_max"], rows[0]["stale_times_interval"]) == ("0.0", "0.0")
+    (row,) = seed_rows(data["runs"])
+    assert (row["seeds"], row["kills"], row["final"]) == ("2", "0", "+0.00% ± 0.00%")
+
+
+def test_a_run_keeps_its_folder_wherever_the_grid_puts_it(workplace: Path, tiny_file: Path) -> None:
+    runs = expand(load_experiment(tiny_file, ["grid={threshold: [0.01, 0.02, 0.03]}"]))
+    Job(workplace / "run-0", runs[1], saves=True).write()
+    Job(workplace / "run-1", runs[0], saves=True).write()
+    assert [path.name for path in run_folders(workplace, runs)] == ["run-1", "run-0", "run-2"]
+    Job(workplace / "run-2", expand(load_experiment(tiny_file))[0], saves=True).write()
+    assert [path.name for path in run_folders(workplace, runs[::-1])] == ["run-3", "run-0", "run-1"]
+
+
+def test_the_quick_replay_runs_side_by_side(workplace: Path) -> None:
+    results = run_experiment("replay/quick", ["output=out"], jobs=2)
+    runs = results.data["runs"]
+    assert [(run["method"], run["threshold"], run["seed"]) for run in runs[:3]] == [
+        ("lattice", 0.05, 0),
+        ("lattice", 0.05, 1),
+        ("lattice", 0.2, 0),
+    ]
+    assert all(entry["movement_lost"]["stale"] is not None for run in runs for entry in run["checkpoints"])
+    assert len(list(Path("runs/.recordings").iterdir())) == 2
+    assert len(summary(results)) == 8
+    assert [row["seeds"] for row in seed_rows(runs)] == ["2"] * 4
+    assert "Mean and spread over seeds" in Path("out/report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_its_parent(tiny_file: Path, how: signal.Signals) -> None:
+    settings = ["kind=replay", "seeds=[0, 1]", "steps=9000"]
+    code = (
+        f"from dynaquant_core.experiments import run_experiment as run; run('tiny.yaml', {settings}, jobs=2)"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = os.environ | {"PYTHONPATH": path}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not all(recorded()):
+        time.sleep(0.05)
+    parent.send_signal(how)  # to it alone, not to its processes
+    parent.wait(60)
+    time.sleep(1.0)
+    before = recorded()
+    time.sleep(1.0)
+    assert recorded() == before
+    assert all(before)
+
+
+def recorded() -> list[int]:
+    """Exact states of each of two recordings."""
+    diaries = list(Path("runs/.recordings").glob("*/events.jsonl"))
+    return [len(events.find(events.read(path), "recorded")) for path in diaries] if len(diaries) == 2 else [0]
+
+
+def test_after_an_error_nothing_new_begins_and_what_runs_is_finished() -> None:
+    done: list[Any] = []
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise ExperimentError("no")
+
+    def slow() -> str:
+        failed.wait(10)
+        return "slow"
+
+    tasks = [
+        Task("a", fail),
+        Task("b", slow),
+        Task("c", lambda: "never"),
+        Task("d", lambda: "n", needs=("a",)),
+    ]
+    with pytest.raises(ExperimentError, match="no"):
+        run_tasks(tasks, 2, lambda *pair: done.append(pair), Children())
+    assert done == [("b", "slow")]
+
+
+def test_an_interrupt_kills_what_runs_and_what_comes() -> None:
+    children = Children()
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    def wait() -> int:
+        with subprocess.Popen(sleeping, text=True) as process:
+            children.add(process)
+            return process.wait()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks([Task("a", wait), Task("b", interrupt)], 2, lambda *pair: None, children)
+    assert wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_a_number_of_jobs_is_at_least_one(tiny_file: Path, jobs: int) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        run_experiment(tiny_file, [], jobs=jobs)
+    with pytest.raises(ConfigError, match="unknown key 'jobs'"):
+        run_experiment(tiny_file, ["jobs=2"])
