@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dynaquant_core.config import Bins, Config
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = [
     "BinsOption",
@@ -73,6 +74,8 @@ def bins_of(word: str) -> Bins:
 def method_of(words: list[str] | None) -> str | dict[str, Any] | None:
     """A method's name, or a mapping of its name and options; None where nothing was given.
 
+    Options without a name are those of the project's default.
+
     Example:
         >>> method_of(["dynaquant", "coder=paper"])
         {'name': 'dynaquant', 'coder': 'paper'}
@@ -85,5 +88,5 @@ def method_of(words: list[str] | None) -> str | dict[str, Any] | None:
         return None
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
-    name = names[-1] if names else "dynaquant"
+    name = names[-1] if names else DEFAULT_METHOD
     return {"name": name} | {key: yaml.safe_load(value) for key, value in pairs.items()} if pairs else name
