@@ -22,11 +22,17 @@ __all__ = [
 ]
 
 BinsOption = Annotated[
-    str | None, typer.Option("--bins", help="Centres a tensor, 2 to 64, or bf16 or exact.")
+    str | None, typer.Option("--bins", help="Centres a tensor, 2 to 64, or bf16 or exact (dynaquant).")
 ]
-PruneOption = Annotated[float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to 1.")]
-ProtectOption = Annotated[float | None, typer.Option("--protect", help="Share of weights kept in bfloat16.")]
-EmbeddingBinsOption = Annotated[int | None, typer.Option("--embedding-bins", help="Centres of an embedding.")]
+PruneOption = Annotated[
+    float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to 1 (dynaquant).")
+]
+ProtectOption = Annotated[
+    float | None, typer.Option("--protect", help="Share of weights in bfloat16 (dynaquant).")
+]
+EmbeddingBinsOption = Annotated[
+    int | None, typer.Option("--embedding-bins", help="Centres of an embedding (dynaquant).")
+]
 MomentsOption = Annotated[
     str,
     typer.Option("--moments", help="Optimizer moments: exact, 8bit, compact, minimal, second or none."),
@@ -38,7 +44,9 @@ ExactOption = Annotated[
 MethodOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--method", metavar="NAME|KEY=VALUE", help="Method, and its options, as --method coder=paper."
+        "--method",
+        metavar="NAME|KEY=VALUE",
+        help="Method, default lattice; then options, as --method dynaquant --method coder=paper.",
     ),
 ]
 

@@ -180,7 +180,8 @@ def test_bad_settings_are_one_line(
 
 def test_method_options_reach_the_file(shell: Shell, native: Path, tmp_path: Path) -> None:
     packed = tmp_path / "paper.dq"
-    assert shell("compress", native, "-o", packed, "--method", "coder=paper").status == 0
+    words = ("--method", "dynaquant", "--method", "coder=paper")
+    assert shell("compress", native, "-o", packed, *words).status == 0
     assert shell("show", packed, "--json").json()["options"]["coder"] == "paper"
 
 
