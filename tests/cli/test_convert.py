@@ -22,7 +22,7 @@ def native(tmp_path: Path) -> Path:
 
 def test_import_starts_a_store_at_the_files_own_step(shell: Shell, native: Path, tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    told = shell("import", native, folder, "--json")
+    told = shell("import", native, folder, "--exact", "model.1", "--json")
     assert told.status == 0
     assert told.json()["step"] == 7
     state = CheckpointStore(folder).load()
