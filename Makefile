@@ -8,6 +8,7 @@
 # PYTHON=python3.12  the interpreter to start from      VENV=.venv, COMPOSER_VENV=.venv-composer  where they go
 # PYTEST_ARGS=...    passed to pytest, e.g. PYTEST_ARGS='tests/store -x'; then only the first environment is used
 # COMPOSER_ARGS=...  the same for `make test-composer`, e.g. COMPOSER_ARGS='tests/integrations/composer -x'
+# WORKERS=...        how pytest spreads over processes, e.g. WORKERS= for one
 # BENCH_ARGS=...     passed to `dynaquant bench`
 
 SHELL := bash
@@ -21,6 +22,8 @@ VENV ?= .venv
 COMPOSER_VENV ?= .venv-composer
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --json
+# Two processes, each with whole files: much of a test is Python, which one core runs.
+WORKERS ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 COMPOSER_BIN := $(COMPOSER_VENV)/bin
 
@@ -65,10 +68,10 @@ lint: $(DEV_ENV)
 test: lint test-newest $(if $(PYTEST_ARGS),,test-composer)
 
 test-newest: $(DEV_ENV)
-	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) -m 'not slow' $(PYTEST_ARGS)
 
 test-composer: $(COMPOSER_ENV)
-	$(COMPOSER_BIN)/python -m pytest -m 'not slow' $(COMPOSER_ARGS)
+	$(COMPOSER_BIN)/python -m pytest $(WORKERS) -m 'not slow' $(COMPOSER_ARGS)
 
 bench: $(DEV_ENV)
 	$(BIN)/dynaquant bench $(BENCH_ARGS)

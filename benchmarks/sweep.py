@@ -3,10 +3,11 @@
 Saving changes nothing in a run, so one training serves any number of checkpointers, each with its own
 options, threshold and folder.  Prints one row a store, in real bytes.
 
-    python benchmarks/sweep.py gpt_shakespeare default@0.01 default@0.05 sigma=0.1,coder=paper@0.05
-    python benchmarks/sweep.py gpt_shakespeare lattice@0.01 lattice,moments=minimal@0.01
+    python benchmarks/sweep.py gpt_shakespeare lattice@0.01 lattice@0.05 lattice,moments=minimal@0.01
+    python benchmarks/sweep.py gpt_shakespeare dynaquant@0.01 dynaquant,sigma=0.1,coder=paper@0.05
 
-A store is options and a threshold; the first option may be a method's name, and ``moments`` is the store's.
+A store is options and a threshold.  The first option may be a method's name, else the project's default is
+meant; ``moments`` is the store's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rich.table import Table
 import dynaquant_core as dq
 from dynaquant_core.experiments.config import load_experiment
 from dynaquant_core.experiments.trainer import Trainer
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 from dynaquant_core.search import Degradation, Quality, degradation
 
 
@@ -46,7 +48,7 @@ def parsed(store: str) -> Wanted:
     """``"lattice,moments=none@0.05"`` in parts; values are read as YAML."""
     told, _, threshold = store.partition("@")
     words = told.split(",")
-    name = "dynaquant" if "=" in words[0] or words[0] == "default" else words[0]
+    name = DEFAULT_METHOD if "=" in words[0] or words[0] == "default" else words[0]
     options = {
         key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words) if value
     }

@@ -42,13 +42,14 @@ def save_file(
     Args:
         state: a tree of tensors and plain objects.
         path: of the file.
-        config: one point of the method's search space; None: its careful default.
+        config: one point of a method's search space, which picks its method: a `Config` "dynaquant", a
+            `LatticeConfig` "lattice"; None: the method's careful default.
         threshold: allowed relative degradation, a share (0.01 = 1%); the smallest configuration that keeps it
             is searched for.  Needs ``evaluate`` and excludes ``config``.
         evaluate: takes a state like ``state`` and returns a number, or one number a batch; it must not
             change what it is given.
         mode: whether that number is to be minimised ("min") or maximised ("max").
-        method: name, mapping or method object; None: the project's default.
+        method: name, mapping or method object; None: the project's default, "lattice".
         moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns of tensors kept bit for bit.
         gradients: EMA of the gradient by parameter name, for sensitivity.

@@ -80,7 +80,7 @@ def disk(framework: str, base: Job) -> Iterator[Row]:
 
 def rows(arguments: argparse.Namespace, folder: str) -> Iterator[Row]:
     """What was asked for."""
-    given = {name: getattr(arguments, name) for name in ("steps", "every", "keep", "threads")}
+    given = {name: getattr(arguments, name) for name in ("steps", "every", "keep", "threads", "method")}
     job = Job(folder, ours=True, **given)
     torch.set_num_threads(job.threads)
     if arguments.what == "final":
@@ -105,6 +105,7 @@ def command() -> argparse.ArgumentParser:
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that final keeps; 0: all")
     parser.add_argument("--sizes", default="1M,10M", help="of held")
     parser.add_argument("--rounds", type=int, default=3, help="of held, one more to warm up")
+    parser.add_argument("--method", help="of DynaQuant; default: the project's")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
     parser.add_argument("--json", action="store_true")
     return parser

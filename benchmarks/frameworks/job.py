@@ -48,7 +48,7 @@ class Job:
         kill_at: the step after which the process kills itself; 0: never.
         search: whether DynaQuant may measure candidates; else it uses its fixed configuration.
         search_tokens: what it measures them on.
-        max_chain: DynaQuant's option; None: its default.
+        max_chain, method: DynaQuant's options; None: their defaults.
         threads: of torch.
     """
 
@@ -65,11 +65,13 @@ class Job:
     search: bool = True
     search_tokens: int = 4096
     max_chain: int | None = None
+    method: str | None = None
     threads: int = 1
 
     def options(self) -> dict[str, Any]:
         """DynaQuant's options that are the same in each framework."""
-        return {"threshold": 0.01} | ({} if self.max_chain is None else {"max_chain": self.max_chain})
+        chain = {} if self.max_chain is None else {"max_chain": self.max_chain}
+        return {"threshold": 0.01, "method": self.method} | chain
 
     def may_die(self, step: int) -> None:
         """Kills the process if it is to die after this step."""

@@ -10,6 +10,7 @@ import typer
 from dynaquant_core.cli.messages import raise_volume, say
 from dynaquant_core.cli.output import Json, emit, print_table
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["bench", "count"]
 
@@ -31,7 +32,7 @@ COLUMNS = (
 def bench(
     sizes: Annotated[str, typer.Option(help="Parameters, as 1M,10M,100M.")] = "1M,10M,50M",
     threads: Annotated[str, typer.Option(help="Thread counts, as 1,2.")] = "1,2",
-    method: Annotated[str, typer.Option(help="For saves and loads: dynaquant or lattice.")] = "dynaquant",
+    method: Annotated[str, typer.Option(help="For saves and loads: lattice or dynaquant.")] = DEFAULT_METHOD,
     as_json: Json = False,
 ) -> None:
     """Measure every stage, as ratios to a floor taken in the same process."""

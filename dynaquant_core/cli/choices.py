@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dynaquant_core.config import Bins, Config
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = [
     "BinsOption",
@@ -21,11 +22,17 @@ __all__ = [
 ]
 
 BinsOption = Annotated[
-    str | None, typer.Option("--bins", help="Centres a tensor, 2 to 64, or bf16 or exact.")
+    str | None, typer.Option("--bins", help="Centres a tensor, 2 to 64, or bf16 or exact (dynaquant).")
 ]
-PruneOption = Annotated[float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to 1.")]
-ProtectOption = Annotated[float | None, typer.Option("--protect", help="Share of weights kept in bfloat16.")]
-EmbeddingBinsOption = Annotated[int | None, typer.Option("--embedding-bins", help="Centres of an embedding.")]
+PruneOption = Annotated[
+    float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to 1 (dynaquant).")
+]
+ProtectOption = Annotated[
+    float | None, typer.Option("--protect", help="Share of weights in bfloat16 (dynaquant).")
+]
+EmbeddingBinsOption = Annotated[
+    int | None, typer.Option("--embedding-bins", help="Centres of an embedding (dynaquant).")
+]
 MomentsOption = Annotated[
     str,
     typer.Option("--moments", help="Optimizer moments: exact, 8bit, compact, minimal, second or none."),
@@ -37,7 +44,9 @@ ExactOption = Annotated[
 MethodOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--method", metavar="NAME|KEY=VALUE", help="Method, and its options, as --method coder=paper."
+        "--method",
+        metavar="NAME|KEY=VALUE",
+        help="Method, default lattice; then options, as --method dynaquant --method coder=paper.",
     ),
 ]
 
@@ -73,6 +82,8 @@ def bins_of(word: str) -> Bins:
 def method_of(words: list[str] | None) -> str | dict[str, Any] | None:
     """A method's name, or a mapping of its name and options; None where nothing was given.
 
+    Options without a name are those of the project's default.
+
     Example:
         >>> method_of(["dynaquant", "coder=paper"])
         {'name': 'dynaquant', 'coder': 'paper'}
@@ -85,5 +96,5 @@ def method_of(words: list[str] | None) -> str | dict[str, Any] | None:
         return None
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
-    name = names[-1] if names else "dynaquant"
+    name = names[-1] if names else DEFAULT_METHOD
     return {"name": name} | {key: yaml.safe_load(value) for key, value in pairs.items()} if pairs else name

@@ -54,7 +54,7 @@ class Recorder:
             evaluate=lambda: trainer.quality(trainer.data.search),
             threshold=experiment.threshold,
             mode=experiment.evaluate.mode,
-            method=experiment.method,
+            method=resolve_method(experiment.method),  # the one that the results name
             moments=experiment.moments,
             exact=tuple(experiment.exact),
             window=WINDOW,

@@ -24,13 +24,13 @@ __all__ = [
     "resolve_method",
 ]
 
-#: What ``method=None`` means.
-DEFAULT_METHOD = "dynaquant"
+#: What ``method=None`` means where nothing was stored before.
+DEFAULT_METHOD = "lattice"
 
 #: Name -> "module:attribute" of a class whose keyword arguments are the method's options.
 BUILT_IN: Mapping[str, str] = {
-    "dynaquant": "dynaquant_core.methods.dynaquant:DynaQuant",
     "lattice": "dynaquant_core.methods.lattice:Lattice",
+    "dynaquant": "dynaquant_core.methods.dynaquant:DynaQuant",
     "exact": "dynaquant_core.methods.exact:Exact",
     "qd": "dynaquant_core.methods.qd:Qd",
     "cnr": "dynaquant_core.methods.cnr:Cnr",
@@ -44,7 +44,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 
 #: The method that a config belongs to.
-OWNERS: Mapping[type, str] = {Config: "dynaquant", LatticeConfig: "lattice"}
+OWNERS: Mapping[type, str] = {LatticeConfig: "lattice", Config: "dynaquant"}
 
 #: Packages add methods here; a built-in name cannot be taken over.
 ENTRY_POINTS = "dynaquant.methods"
@@ -54,8 +54,8 @@ def method_names() -> list[str]:
     """Every name that `resolve_method` knows: the built-in ones first, then installed ones.
 
     Example:
-        >>> method_names()[0]
-        'dynaquant'
+        >>> method_names()[:2]
+        ['lattice', 'dynaquant']
     """
     return [*BUILT_IN, *sorted(set(_installed()) - set(BUILT_IN))]
 
@@ -73,8 +73,8 @@ def resolve_method(spec: str | Mapping[str, Any] | Method | None = None) -> Meth
         DependencyError: the method's package is installed but cannot be imported.
 
     Example:
-        >>> resolve_method({"name": "exact"}).name
-        'exact'
+        >>> resolve_method().name, resolve_method({"name": "dynaquant", "coder": "paper"}).name
+        ('lattice', 'dynaquant')
     """
     if spec is None or isinstance(spec, str):
         return _build(spec or DEFAULT_METHOD, {})

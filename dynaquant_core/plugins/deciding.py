@@ -122,12 +122,23 @@ class Decider:
             assert problem is not None
             raise problem
         first = stands[0]
+        if len({stand.method for stand in stands}) > 1:
+            saving = self._begin_as_asked(step, tree, gradients)
         if {stand.lineage for stand in stands} == {first.lineage}:
             self._trail.share(saving, first.key_bytes, first.newest_bytes)
         else:
             logger.info("the ranks hold different bases, so step %d is written as a key", step)
             saving.base = None
         return saving
+
+    def _begin_as_asked(self, step: int, tree: Any, gradients: dict[str, Tensor] | None) -> Saving:
+        """Begins the save with the method of the options, which are the same on all ranks.
+
+        A rank that loaded a checkpoint goes on with that one's method; the others may know of none.
+        """
+        self._trail.leave_method()
+        self._watched.use_method(self._trail.method)
+        return self._trail.begin(step, tree, gradients=gradients, model=self._watched.model)
 
     def _unsearched(self, saving: Saving) -> Choice | None:
         """What to store where there is nothing to search, or no way to; None: the search decides."""
@@ -149,9 +160,10 @@ class Decider:
     def _stand(self, saving: Saving | None, problem: DynaQuantError | None) -> Stand:
         if saving is None:
             return Stand(problem=f"{type(problem).__name__}: {problem}")
+        method = f"{self._trail.method.name} {sorted(self._trail.method.options().items())}"
         if saving.base is None:
-            return Stand()
-        return Stand(self._trail.lineage, saving.base.key_bytes, saving.base.newest_bytes)
+            return Stand(method=method)
+        return Stand(self._trail.lineage, saving.base.key_bytes, saving.base.newest_bytes, method)
 
 
 def _serves(chosen: Chosen, saving: Saving) -> bool:

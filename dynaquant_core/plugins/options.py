@@ -26,7 +26,8 @@ class PluginOptions:
         evaluate: takes nothing, or the model; returns a number, or one a batch, on fixed held-out batches;
             None: the framework's own validation, where the plugin has one.
         mode: whether the metric is to be minimised ("min") or maximised ("max").
-        method: name, mapping with a name and options, or method object; None: the project's default.
+        method: name, mapping with a name and options, or method object; None: that of the checkpoint that was
+            loaded, and in a fresh run the project's default, "lattice".
         moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged.

@@ -214,6 +214,7 @@ class PluginRun:
             return with_rest(place, marker, tree, weights_only=weights_only)
 
         tree = on_marker(place, action)
+        self._watched.use_method(self._trail.method)
         self._watched.chooser.state = search_state(self._trail.loaded)
         self._watched.begin_life()
         return tree

@@ -14,8 +14,7 @@ from dynaquant_core.config import require
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.plugins.begun import Begun
 from dynaquant_core.plugins.options import PluginOptions
-from dynaquant_core.search.manager import Manager
-from dynaquant_core.training.choice import Chooser, Promise
+from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
 from dynaquant_core.training.names import parameter_names
@@ -44,7 +43,7 @@ class Watched:
     def __init__(self, options: PluginOptions, method: Method) -> None:
         self.model: Models | None = None
         self._options = options
-        self._manager = Manager(profile=method.options().get("profile"))
+        self._manager = manager_for(method)
         self.chooser = Chooser(None, self._manager)
         self._optimizers: list[Optimizer] = []
         self._evaluate: Callable[..., Any] | None = None
@@ -73,6 +72,11 @@ class Watched:
         if not (same_model and evaluate is self._evaluate):
             self._set_chooser(model, evaluate)
         self.model, self._optimizers, self._evaluate = model, listed, evaluate
+
+    def use_method(self, method: Method) -> None:
+        """Searches for another method from now on: a run that was loaded goes on with its own."""
+        self._manager = self.chooser.manager = manager_for(method)
+        self._spare = self._collector.spare = spares_gradients(method)
 
     def follow(self, steps_left: int | None) -> None:
         """Records gradients exactly while a save is due within the window; None: it cannot be foreseen."""

@@ -45,6 +45,11 @@ class Link:
         """Its description."""
         return self.entry.meta
 
+    @property
+    def weights(self) -> PartMeta | None:
+        """How the weights were written; None where the checkpoint has none."""
+        return self.meta.parts.get("weights")
+
     def specs(self, part: str) -> dict[str, TensorSpec]:
         """Names, shapes and dtypes of a part's tensors."""
         return {tensor.name: tensor.spec for tensor in self.index.tensors if tensor.part == part}

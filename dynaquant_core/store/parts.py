@@ -7,7 +7,7 @@ policy.  "exact": everything else, and whatever a pattern of ``exact=`` names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -32,11 +32,13 @@ class Settings:
         weights: the chosen method.
         moments: the policy for optimizer moments, which follows the method protocol too.
         exact: name patterns kept bit for bit.
+        named: whether the method was asked for; else what was stored before may have another.
     """
 
     weights: Method
     moments: Method
     exact: tuple[str, ...]
+    named: bool = True
 
     @classmethod
     def of(cls, method: Any, moments: str, exact: str | Sequence[str]) -> Settings:
@@ -46,7 +48,22 @@ class Settings:
         patterns = tuple(patterns) if good else ()
         good = good and all(isinstance(pattern, str) for pattern in patterns)
         require(good, f"exact must be name patterns (texts), got {exact!r}.")
-        return cls(resolve_method(method), moments_method(moments), patterns)
+        return cls(resolve_method(method), moments_method(moments), patterns, named=method is not None)
+
+    def after(self, written: PartMeta | None) -> Settings:
+        """The settings of a save that goes on from a checkpoint: its method, unless one was asked for.
+
+        Args:
+            written: how that checkpoint's weights were written; None: there is none, or it has no weights.
+
+        Raises:
+            UnknownMethodError: its method is not installed.
+        """
+        if self.named or written is None:
+            return self
+        if (self.weights.name, self.weights.options()) == (written.method, written.options):
+            return self
+        return replace(self, weights=resolve_method(written.spec()))
 
 
 @dataclass(frozen=True, slots=True)

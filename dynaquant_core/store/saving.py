@@ -86,7 +86,8 @@ class Saving:
         if not isinstance(config, type(self.space.default)):
             expected = type(self.space.default).__name__
             raise ConfigError(
-                f"method {method.name!r} takes a config of type {expected}, got {config!r:.120}."
+                f"method {method.name!r} takes a config of type {expected}, got {config!r:.120}; "
+                "give it where the save begins, or name its method."
             )
         if not self.live:
             return NothingToDraft(config, is_key=self.base is None)

@@ -14,6 +14,7 @@ from dynaquant_core.store.chain import Chain
 from dynaquant_core.store.disk import file_identity, make_folder
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.lock import WriterLock
+from dynaquant_core.store.meta import PartMeta
 from dynaquant_core.store.parts import Base, Division
 from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.saving import Sealed
@@ -36,6 +37,7 @@ class Session:
         loaded: the checkpoint last saved through this object, or loaded to go on from.
         tells: the run says through `CheckpointStore.resume` from where it goes on, so other loads only look.
         last: what a reader holds after it, also where no delta may be written against it.
+        written: how its weights were written; None where it has none.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Session:
         self.loaded: CheckpointInfo | None = None
         self.last: Base | None = None
         self.tells = False
+        self.written: PartMeta | None = None
         self._folder = folder
         self._catalogue = catalogue
         self._reader = reader
@@ -55,19 +58,26 @@ class Session:
         self._restored = False  # read from the store since the lock was last asked for
         self._known = False  # the folder was empty, or was read from: its checkpoints are this run's
 
-    def look(self, info: CheckpointInfo, base: Base | None) -> None:
+    def look(self, info: CheckpointInfo, base: Base | None, written: PartMeta | None) -> None:
         """Tells that a checkpoint was loaded, whatever for; in doubt a run goes on from it.
 
         Taken for a restore, a look costs some bytes: a new lattice, another base.  A restore that is taken
         for a look costs training: restored weights lie on the old lattice and would snap back to it.
         """
         if not self.tells:
-            self.remember(info, base)
+            self.remember(info, base, written)
 
-    def remember(self, info: CheckpointInfo, base: Base | None) -> None:
-        """Tells that a run goes on from a checkpoint; the next save may build on ``base``."""
+    def remember(self, info: CheckpointInfo, base: Base | None, written: PartMeta | None) -> None:
+        """Tells that a run goes on from a checkpoint; the next save may build on ``base``.
+
+        Args:
+            info: of the checkpoint.
+            base: what was decoded of it; None where that was not all.
+            written: how its weights were written; None where it has none.
+        """
         with self._guard:
             self.loaded, self._base, self.last = info, base, base or self.last
+            self.written = written
             self._known = self._restored = True
 
     def prepare(self, division: Division) -> Base | None:
@@ -87,7 +97,7 @@ class Session:
         """Writes a sealed save (see `Writer.commit`), one at a time."""
         with self.writing():
             self.loaded, self._base = self._writer.commit(sealed)
-            self.last = self._base
+            self.last, self.written = self._base, sealed.parts.get("weights", self.written)
             return self.loaded
 
     @contextmanager

@@ -22,6 +22,7 @@ from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain, Link
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.info import CheckpointInfo, Problem
+from dynaquant_core.store.meta import PartMeta
 from dynaquant_core.store.parts import Base, Division, Settings
 from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.reader import Reader
@@ -50,7 +51,8 @@ class CheckpointStore:
 
     Args:
         path: the folder; made at the first save.
-        method: name, mapping with a "name" and options, or method object; None: the project's default.
+        method: name, mapping with a "name" and options, or method object; None: that of the checkpoint last
+            loaded or saved through this object, and before the first the project's default, "lattice".
         moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns of tensors kept bit for bit (fnmatch on the dotted name or on any parent).
         max_chain: deltas written in a row after each key checkpoint; 0: keys only.
@@ -108,6 +110,11 @@ class CheckpointStore:
         """The checkpoint last saved through this object, or loaded to go on from."""
         return self._session.loaded
 
+    @property
+    def method(self) -> Method:
+        """The method of the next save: the one asked for, else that of the checkpoint to go on from."""
+        return self._settings.after(self._session.written).weights
+
     def close(self) -> None:
         """Waits for a write that is under way and lets others write; the object can go on being used."""
         self._session.close()
@@ -136,8 +143,8 @@ class CheckpointStore:
         Args:
             step: completed optimizer steps; saving a step again supersedes it.
             state: a tree of tensors and plain objects (see `state.flatten`).
-            config: one point of the method's search space; None: its careful default.  A `Config` picks the
-                method "dynaquant".
+            config: one point of a method's search space; None: the method's careful default.  A `Config`
+                picks the method "dynaquant", a `LatticeConfig` the method "lattice".
             gradients: EMA of the gradient by parameter name, for sensitivity.
             model: a module, or name -> module, for layer types; None: by tensor name.
 
@@ -163,7 +170,8 @@ class CheckpointStore:
         config: Any = None,
     ) -> Saving:
         """Begins a save whose configuration is yet to be found; see `saving.Saving`, arguments as `save`."""
-        prepared = prepare(self._settings, step, state, gradients=gradients, model=model, config=config)
+        settings = self._settings.after(self._session.written)
+        prepared = prepare(settings, step, state, gradients=gradients, model=model, config=config)
         base = self._session.prepare(prepared.division)
         self._tell(prepared.division)
         return prepared.saving(base, self._session.commit, self._session.last)
@@ -207,11 +215,15 @@ class CheckpointStore:
         """
         if names is not None:
             patterns = [names] if isinstance(names, str) else list(names)
-            info, state = self._reader.read(step, lambda chain: part_of_state(chain, patterns, device))
-            self._session.look(info, None)
+
+            def few(chain: Chain) -> tuple[PartMeta | None, Any]:
+                return chain.last.weights, part_of_state(chain, patterns, device)
+
+            info, (written, state) = self._reader.read(step, few)
+            self._session.look(info, None, written)
             return state
-        info, base, state = self._whole(step, device)
-        self._session.look(info, base)
+        info, base, written, state = self._whole(step, device)
+        self._session.look(info, base, written)
         return state
 
     def resume(self, step: int | None = None, *, device: str | torch.device | None = None) -> Any:
@@ -221,21 +233,23 @@ class CheckpointStore:
         until `close`, this object takes no other `load` for a restore.
         """
         try:
-            info, base, state = self._whole(step, device)
+            info, base, written, state = self._whole(step, device)
         except EmptyStoreError:  # the run begins from nothing
             self._session.tells = True
             raise
-        self._session.remember(info, base)
+        self._session.remember(info, base, written)
         self._session.tells = True
         return state
 
-    def _whole(self, step: int | None, device: str | torch.device | None) -> tuple[CheckpointInfo, Base, Any]:
-        def action(chain: Chain) -> tuple[Base, Any]:
+    def _whole(
+        self, step: int | None, device: str | torch.device | None
+    ) -> tuple[CheckpointInfo, Base, PartMeta | None, Any]:
+        def action(chain: Chain) -> tuple[Base, PartMeta | None, Any]:
             held = chain.hold()
-            return chain.base(held), whole_state(chain.last, held, device)
+            return chain.base(held), chain.last.weights, whole_state(chain.last, held, device)
 
-        info, (base, state) = self._reader.read(step, action)
-        return info, base, state
+        info, (base, written, state) = self._reader.read(step, action)
+        return info, base, written, state
 
     def load_into(self, tree: Any, step: int | None = None) -> CheckpointInfo:
         """Loads into a tree that exists: tensor by tensor, without a second copy of the state.
@@ -258,7 +272,7 @@ class CheckpointStore:
 
         info, (base, link) = self._reader.read(step, action)
         fill(tree, link, base.parts)
-        self._session.remember(info, base)
+        self._session.remember(info, base, link.weights)
         return info
 
     # -- looking -----------------------------------------------------------------------------------

@@ -80,14 +80,15 @@ class Trail:
         self._settings = Settings.of(method, moments, exact)
         self._max_chain = max_chain
         self._base: Base | None = None
+        self._written: PartMeta | None = None  # how the weights of what was loaded or saved last were
         self._files: list[KeptFile] = []
         self._sequence = 0
         self._links = True  # until a link on one and the same device is refused
 
     @property
     def method(self) -> Method:
-        """The method that writes the weights."""
-        return self._settings.weights
+        """The method of the next save: the one asked for, else that of the checkpoint to go on from."""
+        return self._settings.after(self._written).weights
 
     @property
     def names(self) -> list[str]:
@@ -115,7 +116,8 @@ class Trail:
         Raises:
             UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
         """
-        prepared = prepare(self._settings, step, state, gradients=gradients, model=model)
+        settings = self._settings.after(self._written)
+        prepared = prepare(settings, step, state, gradients=gradients, model=model)
         last = self._base
         return prepared.saving(self._base_for(prepared.division, like), None, last)
 
@@ -143,6 +145,7 @@ class Trail:
         parts, seconds = write_file(path, sealed, meta)
         entry = read_entry(path)
         self._base = next_base(entry, sealed.base, parts)
+        self._written = sealed.parts.get("weights", self._written)
         self.lineage = _grown(self.lineage if link else "", sealed.step)
         self._files = [*kept, KeptFile.of(entry, file_identity(path))]
         self._sequence = sequence
@@ -158,6 +161,7 @@ class Trail:
         base = None if draft.is_key else saving.base
         meta = PartMeta(self.method.name, self.method.options(), config_data(draft.config))
         specs = {name: TensorSpec.of(tensor) for name, tensor in saving.live.items()}
+        self._written = meta
         held = {"weights": HeldPart(meta, specs, draft.encode()[1])}  # streams are not asked for: no coding
         self._base = Base(
             link=BaseLink(saving.step, 0, ""),
@@ -174,6 +178,10 @@ class Trail:
         if saving.base is not None:
             saving.base = self._base = replace(saving.base, key_bytes=key_bytes, newest_bytes=newest_bytes)
 
+    def leave_method(self) -> None:
+        """Goes back to the method of the arguments, whatever was loaded or saved with another."""
+        self._written = None
+
     def load(self, folder: Path, link: BaseLink, device: str | torch.device | None = None) -> Any:
         """The state of one checkpoint; the next save may be a delta against it.
 
@@ -185,6 +193,7 @@ class Trail:
             state = whole_state(chain.last, held, device)
             files = [KeptFile.of(link.entry, link.identity) for link in chain.links]
             self._base, self._files = chain.base(held), files
+            self._written = chain.last.weights
             self._sequence = max(self._sequence, chain.last.meta.sequence)
             self.lineage = link.digest
             self.loaded = chain.last.entry.info

@@ -15,12 +15,10 @@ from torch.optim import Optimizer
 from dynaquant_core.config import require, require_choice, require_number
 from dynaquant_core.errors import SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method, spares_gradients
-from dynaquant_core.methods.registry import resolve_method
-from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
-from dynaquant_core.training.choice import Chooser, Promise
+from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
 from dynaquant_core.training.movement import Start
@@ -64,7 +62,8 @@ class Checkpointer:
             It is called in evaluation mode, without gradients.  None: a fixed careful configuration is used.
         threshold: allowed relative degradation at each checkpoint, a share (0.01 = 1%).
         mode: whether the metric is to be minimised ("min") or maximised ("max").
-        method: name, mapping with a name and options, or method object; None: the project's default.
+        method: name, mapping with a name and options, or method object; None: that of the checkpoint that was
+            restored, and in a fresh run the project's default, "lattice".
         moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged (paper sec. 4.1: 50).
@@ -125,13 +124,11 @@ class Checkpointer:
         require_number("Checkpointer", "window", window, 0, math.inf, open_high=True)
         self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
         self._schedule = parse_every(every)
-        how = resolve_method(method)
         promise = None if evaluate is None else Promise(Evaluation(evaluate, model), threshold, mode)
         self._searches = promise is not None
-        self._chooser = Chooser(promise, Manager(profile=how.options().get("profile")))
         self.store = CheckpointStore(
             path,
-            method=how,
+            method=method,
             moments=moments,
             exact=exact,
             max_chain=max_chain,
@@ -139,6 +136,7 @@ class Checkpointer:
             keep_every=keep_every,
             keep_within=keep_within,
         )
+        self._chooser = Chooser(promise, manager_for(self.store.method))
         self._window, self._raises = window, on_error == "raise"
         self._completed = 0
         self._closed = self._misfit = False
@@ -149,7 +147,7 @@ class Checkpointer:
         self._signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
         self._collector = GradientCollector(
-            watched, parameter_names(self._subject.models), spare=spares_gradients(how)
+            watched, parameter_names(self._subject.models), spare=spares_gradients(self.store.method)
         )
         self._worker: Worker[CheckpointInfo] = Worker()
         self._saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
@@ -200,6 +198,8 @@ class Checkpointer:
         if resumed is None:
             return 0
         self._completed, self._chooser.state = resumed.step, resumed.search
+        self._chooser.manager = manager_for(self.store.method)
+        self._collector.spare = spares_gradients(self.store.method)
         self._begin_life()
         self._begin_interval()
         logger.info("restored step %d from %s", resumed.step, self.store.path)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dynaquant_core.errors import EvaluationError
-from dynaquant_core.methods.base import Draft, Space
+from dynaquant_core.methods.base import Draft, Method, Space
 from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.quality import Mode
@@ -19,7 +19,7 @@ from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.movement import Movement, Start
 from dynaquant_core.training.trial import Trial
 
-__all__ = ["Choice", "Chooser", "Drafting", "Promise", "Question", "Verdict", "search_alone"]
+__all__ = ["Choice", "Chooser", "Drafting", "Promise", "Question", "Verdict", "manager_for", "search_alone"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +137,11 @@ def search_alone(question: Question) -> Verdict:
     return Verdict(decision.draft, decision.report(reference), decision.state)
 
 
+def manager_for(method: Method) -> Manager:
+    """The search's manager, with the rules that the method's options ask for (``profile="paper"``)."""
+    return Manager(profile=method.options().get("profile"))
+
+
 class Chooser:
     """Chooses one draft a save, remembering what it learnt.
 
@@ -145,6 +150,7 @@ class Chooser:
         manager: of the search.
 
     Attributes:
+        manager: of the search; put another where a restore brought another method.
         state: of the search; put a restored one here.
         start: weights that this life began from; None: what a checkpoint loses of the movement since then is
             not recorded.
@@ -153,8 +159,8 @@ class Chooser:
     def __init__(self, promise: Promise | None, manager: Manager) -> None:
         self.state = SearchState()
         self.start: Start | None = None
+        self.manager = manager
         self._promise = promise
-        self._manager = manager
         self._said = False
 
     def choose(
@@ -179,7 +185,7 @@ class Chooser:
         started = time.perf_counter()
         movement = None if self.start is None else Movement(self.start, saving.live)
         drafts = _Timed(saving.draft, movement)
-        question = Question(saving, drafts, promise, self._manager, self.state, movement)
+        question = Question(saving, drafts, promise, self.manager, self.state, movement)
         try:
             verdict = search(question)
         except EvaluationError as error:

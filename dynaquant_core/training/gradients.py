@@ -40,6 +40,7 @@ class GradientCollector:
             ``spares_gradients``, which need no more than that.
 
     Attributes:
+        spare: may be changed with the method.
         seconds: time that the calling thread spent here.
 
     Example:
@@ -62,7 +63,7 @@ class GradientCollector:
         spare: bool = False,
     ) -> None:
         self.seconds = 0.0
-        self._spare = spare
+        self.spare = spare
         self._names = names
         self._aliases = {aliases[0]: aliases for aliases in names.values()}
         self._averages: dict[str, Tensor] = {}
@@ -111,7 +112,7 @@ class GradientCollector:
         self._handles.clear()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - torch's
-        if not self._recording or (self._spare and _averages_itself(optimizer)):
+        if not self._recording or (self.spare and _averages_itself(optimizer)):
             return
         started = time.perf_counter()
         with torch.no_grad():

@@ -24,7 +24,7 @@ def native(tmp_path: Path) -> Path:
 
 def test_import_starts_a_store_at_the_files_own_step(shell: Shell, native: Path, tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    told = shell("import", native, folder, "--json")
+    told = shell("import", native, folder, "--exact", "model.1", "--json")
     assert told.status == 0
     assert told.json()["step"] == 7
     state = CheckpointStore(folder).load()
@@ -210,7 +210,8 @@ def test_bad_settings_are_one_line(
 
 def test_method_options_reach_the_file(shell: Shell, native: Path, tmp_path: Path) -> None:
     packed = tmp_path / "paper.dq"
-    assert shell("compress", native, "-o", packed, "--method", "coder=paper").status == 0
+    words = ("--method", "dynaquant", "--method", "coder=paper")
+    assert shell("compress", native, "-o", packed, *words).status == 0
     assert shell("show", packed, "--json").json()["options"]["coder"] == "paper"
 
 

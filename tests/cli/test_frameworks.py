@@ -21,9 +21,11 @@ STEPS = (10, 20, 30)
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three checkpoints of a chain, the newest under a second name, with a framework's files beside them."""
     output = tmp_path_factory.mktemp("framework") / "output"
-    run = PluginRun(PluginOptions(), framework="none")
+    run, generator = PluginRun(PluginOptions(), framework="none"), torch.Generator().manual_seed(0)
     for step in STEPS:
-        state = training_state(step)
+        state = training_state()
+        for tensor in state["model"].values():  # checkpoints of one run resemble each other
+            tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.001)
         run.save(output / f"checkpoint-{step}", step, {**state, "callbacks": {(1, 2): step}})
     run.copy(output / "checkpoint-30", output / "last")
     run.close()

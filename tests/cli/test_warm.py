@@ -12,6 +12,7 @@ import pytest
 from dynaquant_core.cli.bench import count
 from dynaquant_core.cli.choices import config_of, method_of
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 from tests.cli.words import Shell
 
 
@@ -47,4 +48,5 @@ def test_settings_from_words() -> None:
     assert config_of(bins="bf16").bins == "bf16"
     assert config_of(prune=0.25).bins == 16
     assert method_of(["exact"]) == "exact"
-    assert method_of(["sigma=0.5"]) == {"name": "dynaquant", "sigma": 0.5}
+    assert method_of(["dynaquant", "sigma=0.5"]) == {"name": "dynaquant", "sigma": 0.5}
+    assert method_of(["sigma=0.5"]) == {"name": DEFAULT_METHOD, "sigma": 0.5}

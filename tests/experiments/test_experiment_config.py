@@ -10,6 +10,7 @@ import yaml
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config import expand, load_experiment, shipped_configs, validate
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 
 @pytest.mark.parametrize(
@@ -55,10 +56,11 @@ def test_a_bad_value_is_named_with_its_key(tiny_file: Path, override: str, messa
 
 
 def test_overrides_reach_every_level(tiny_file: Path) -> None:
-    overrides = ["threshold=0.05", "model.layers=2", "optimizer.lr=1e-4", "method.coder=paper"]
-    experiment = load_experiment(tiny_file, overrides)
+    overrides = ["threshold=0.05", "model.layers=2", "optimizer.lr=1e-4", "method=dynaquant"]
+    experiment = load_experiment(tiny_file, [*overrides, "method.coder=paper"])
     assert (experiment.threshold, experiment.model.layers, experiment.optimizer.lr) == (0.05, 2, 1e-4)
     assert experiment.method == {"name": "dynaquant", "coder": "paper"}
+    assert load_experiment(tiny_file, ["method.level=3"]).method == {"name": DEFAULT_METHOD, "level": 3}
 
 
 def test_a_dotted_key_turns_a_named_method_into_a_mapping(tiny_file: Path) -> None:

@@ -148,7 +148,7 @@ def test_a_rank_that_fails_is_named_on_all(two: Found, act: str, who: int) -> No
         record = rank["saves"][0]["together"]
         assert f"rank {who} of 2" in record["error"]
         assert "the disk with the images is gone" in record["error"]
-        assert record["config"]["bins"] == "exact"
+        assert record["config"]["scale"] == "exact"
         assert record["untouched"]
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_is_silent_is_named_within_the_deadline(four: Found) -> None
     for number, rank in enumerate(four["hangs"]):
         record = rank["saves"][0]["together"]
         assert "rank 3 of 4 did not answer" in record["error"]
-        assert record["config"]["bins"] == "exact"
+        assert record["config"]["scale"] == "exact"
         assert record["untouched"]
         assert (record["seconds"] > 2 * SHORT) == (number == 3)  # the others did not wait for it to wake
 

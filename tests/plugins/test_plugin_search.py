@@ -118,6 +118,26 @@ def test_what_the_search_learnt_outlives_the_process(tmp_path):
     assert not info.report["exhaustive"]
 
 
+def test_a_run_goes_on_with_the_method_of_what_it_loaded(tmp_path):
+    model, optimizer = trained()
+
+    def saved(load, step, **options):
+        run = PluginRun(PluginOptions(threshold=0.05, **options), framework="none")
+        run.watch(model, optimizer, evaluate=evaluate_net)
+        if load:
+            run.load(tmp_path / load)
+        run.save(tmp_path / str(step), step, tree_of(model, optimizer))
+        info = run.wait()
+        profile = run._watched.chooser.manager.profile
+        run.close()
+        return info.method, info.options.get("sigma"), profile
+
+    assert saved(None, 1) == ("lattice", None, None)
+    assert saved(None, 2, method={"name": "dynaquant", "sigma": 0.25}) == ("dynaquant", 0.25, None)
+    assert saved("2", 3) == ("dynaquant", 0.25, None)
+    assert saved("3", 4, method="lattice") == ("lattice", None, None)
+
+
 def test_gradients_are_averaged_shortly_before_a_save_only(tmp_path):
     model, optimizer = build()
     run = PluginRun(PluginOptions(window=2, method={"name": "dynaquant"}), framework="none")

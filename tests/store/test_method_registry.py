@@ -56,7 +56,7 @@ def test_the_default_and_options() -> None:
 def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(dq.UnknownMethodError, match="did you mean 'dynaquant'"):
         resolve_method("dynquant")
-    with pytest.raises(dq.UnknownMethodError, match="known: dynaquant"):
+    with pytest.raises(dq.UnknownMethodError, match="known: lattice, dynaquant"):
         resolve_method("???")
     with pytest.raises(dq.ConfigError, match="coder"):
         resolve_method({"name": "dynaquant", "codr": "paper"})

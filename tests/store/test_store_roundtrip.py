@@ -26,7 +26,7 @@ def test_every_step_of_a_chain_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_dynaquant_reads_what_it_promised(tmp_path: Path) -> None:
     """What a draft shows is what any later process decodes, through a chain of deltas."""
-    store = CheckpointStore(tmp_path)
+    store = CheckpointStore(tmp_path, method="dynaquant")
     shown = {}
     for step in range(1, 6):
         saving = store.begin(step, small_state(step))

@@ -188,7 +188,7 @@ def test_a_failed_evaluation_commits_an_exact_checkpoint_and_raises(tmp_path, ev
             train(model, optimizer, checkpoints, 2)
         before = bits(model.state_dict())
         assert checkpoints.last.step == 2
-        assert checkpoints.last.config.bins == "exact"
+        assert checkpoints.last.config == resolve_method(None).space(gradients=True).beyond[-1]
         assert bits(dict(checkpoints.store.load(2)["model"])) == before
         train(model, optimizer, checkpoints, 1)  # training can go on
 
@@ -211,7 +211,7 @@ def test_a_failed_evaluation_may_be_a_warning_and_works_again_later(tmp_path, ca
         train(model, optimizer, checkpoints, 1)
     assert "RuntimeError: busy" in caplog.text
     store = dq.CheckpointStore(tmp_path)
-    assert store.info(2).config.bins == "exact"
+    assert store.info(2).config == resolve_method(None).space(gradients=True).beyond[-1]
     assert store.info(2).met is None
     assert store.info(3).met
 

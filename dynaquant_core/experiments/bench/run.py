@@ -19,6 +19,7 @@ from dynaquant_core.experiments.bench.cuda import cuda_stages
 from dynaquant_core.experiments.bench.saving import CONFIGS, saving_stages
 from dynaquant_core.experiments.bench.stages import coding_stages, tensor_stages
 from dynaquant_core.experiments.bench.timing import Measurement
+from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["run_bench"]
 
@@ -29,7 +30,7 @@ def run_bench(
     sizes: Sequence[int] = (1_000_000, 10_000_000, 50_000_000),
     threads: Sequence[int] = (1, 2),
     *,
-    method: str = "dynaquant",
+    method: str = DEFAULT_METHOD,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measures every stage; see the package for what counts.

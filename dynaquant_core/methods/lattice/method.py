@@ -47,7 +47,10 @@ class Lattice:
     spares_gradients = True
 
     def __init__(self, **options: Any) -> None:
-        require(not options, f"method lattice takes no options, got {sorted(options)}.")
+        require(
+            not options,
+            f"method lattice takes no options, got {sorted(options)}; name the method that they belong to.",
+        )
 
     def __repr__(self) -> str:
         return "Lattice()"

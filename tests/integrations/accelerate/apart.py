@@ -20,7 +20,7 @@ def main(folder, steps, start):
     info = bench.ours.wait()
     bench.accelerator.wait_for_everyone()
     if bench.accelerator.is_main_process:
-        sys.stdout.write(f"{info.step} {info.config.bins} {info.kind} {digest_of(everything(bench))}\n")
+        sys.stdout.write(f"{info.step} {info.config.scale} {info.kind} {digest_of(everything(bench))}\n")
     bench.accelerator.end_training()
 
 
