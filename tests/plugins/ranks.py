@@ -85,6 +85,7 @@ class Rank:
         alone: bool = True,
         even: bool = False,
         deadline: float = DEADLINE,
+        method: str | None = None,
     ) -> list[dict[str, Any]]:
         """Trains and saves in turn; what each save's search found, together and alone."""
         ways = {"together": lambda chooser, saving: choose_together(chooser, saving, deadline)}
@@ -92,7 +93,7 @@ class Rank:
             ways["alone"] = lambda chooser, saving: chooser.choose(saving)
         promise = Promise(Evaluation(evaluate, self.model), THRESHOLD, "min")
         choosers = {way: Chooser(promise, Manager()) for way in ways}
-        stores = {way: CheckpointStore(self.folder / f"{way}-{self.step}") for way in ways}
+        stores = {way: CheckpointStore(self.folder / f"{way}-{self.step}", method=method) for way in ways}
         found = []
         for _ in range(saves):
             self.train()
@@ -122,14 +123,14 @@ class Rank:
     # -- acts --------------------------------------------------------------------------------------
 
     def shared(self) -> list[dict[str, Any]]:
-        """Nothing is wrong; the run comes to rest."""
+        """Nothing is wrong; the run comes to rest, with several axes to search and with one."""
         self.train(120)
-        return self.search(self.losses, 6)
+        return self.search(self.losses, 6, method="dynaquant") + self.search(self.losses, 6)
 
     def many(self) -> list[dict[str, Any]]:
         """As `shared`, but only the first rank searches alone as well: the processors are few."""
         self.train(120)
-        return self.search(self.losses, 6, alone=self.rank == 0)
+        return self.search(self.losses, 6, alone=self.rank == 0, method="dynaquant")
 
     def reduced(self) -> list[dict[str, Any]]:
         """Every rank evaluates images of its own, and the values are averaged over the ranks."""
