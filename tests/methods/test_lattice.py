@@ -321,3 +321,18 @@ def test_steps_follow_the_optimizers_second_moments_else_gradients(run):
         [np.log2(float(layers()[n].std())) for n in names], weights=[run[0][n].numel() for n in names]
     )
     assert mean - spread == pytest.approx(np.log2(0.5), abs=0.02)
+
+
+@pytest.mark.parametrize(("scales", "stays"), [((0.5, 0.4), True), ((0.4, 0.5), True), ((0.5, 0.1), False)])
+def test_a_frozen_tensor_costs_nothing_where_the_scale_changes_a_little(scales, stays):
+    generator = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(128, 128, generator=generator) for name in ("frozen", "trained")}
+    before, after = (LatticeConfig(scale=scale) for scale in scales)
+    _, written, _, _ = store(Lattice(), state, None, before)
+    state["trained"] = state["trained"] + 0.3 * torch.randn(128, 128, generator=generator)
+    draft = Lattice().draft(state, written, after, Hints())
+    held = dict(draft.decoded)["frozen"]
+    assert torch.equal(held, written.state()["frozen"]) is stays
+    _, reference = draft.encode()
+    assert (reference.tensors["frozen"].step == written.tensors["frozen"].step) is stays
+    assert reference.tensors["trained"].step != written.tensors["trained"].step

@@ -183,3 +183,11 @@ def test_spread_does_not_depend_on_the_number_of_threads(monkeypatch):
 def test_spread_of_a_cuda_tensor():
     values = torch.from_numpy(sample("student", 300_001))
     assert spread(values.cuda()) == pytest.approx(spread(values), rel=1e-12)
+
+
+def test_a_vector_without_gradients_gets_no_wider_steps_than_its_own_values_are_spread():
+    """Such as a bias before a batch norm, which sees it again in evaluation mode."""
+    stats = {"w": TensorStat(10_000, 0.1, 1e-5), "b": TensorStat(100, 0.07, 1e-17, vector=True)}
+    assert steps_of(0.5, stats)["b"] == round_step(0.5 * 0.07)
+    stats["b"] = TensorStat(100, 0.07, 1e-3, vector=True)
+    assert steps_of(0.5, stats)["b"] < 0.5 * 0.07  # one that matters keeps its narrower steps

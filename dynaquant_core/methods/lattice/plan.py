@@ -10,7 +10,7 @@ import xxhash
 from torch import Tensor
 
 from dynaquant_core.methods.base import Hints
-from dynaquant_core.methods.lattice.cells import Alphabet, Cells
+from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of
@@ -23,6 +23,8 @@ __all__ = ["Lattice", "Plan", "fresh_epoch", "next_epoch", "plan"]
 DRAWN_FROM = 1 << 10
 #: Values of a tensor that are looked at before all of them are.
 LOOK = 1 << 8
+#: A frozen tensor keeps its step up to so many times what the scale asks for.
+WIDEST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,10 @@ class Plan:
 def plan(state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints) -> Plan:
     """Plans a save.
 
-    A lattice stays while the scale does and the run goes on.  After a restore every offset is drawn anew: the
-    weights began on points of the old lattice and would snap back to them.  Only a tensor that still is what
-    the base decodes to, a frozen one, stays where it is: its noise would add up from restore to restore.
+    A lattice stays while the scale does and the run goes on.  Where the scale changes, a frozen tensor's
+    stays too, unless its steps are too wide now: it costs nothing there.  After a restore every offset is
+    drawn anew: the weights began on points of the old lattice and would snap back to them.  Only a tensor
+    that still is what the base decodes to stays where it is: its noise would add up from restore to restore.
     """
     level = _found("level", hints, lambda: _those(lambda name: _is_level(state[name]), state))
     rough = [name for name in state if name not in level]
@@ -78,8 +81,14 @@ def _kept(
     """Those that stay on their base's lattice."""
     cells = {name: held for name in names if isinstance(held := base.tensors[name], Cells)}
     stay: Collection[str] = cells
-    if base.restored or base.scale != scale:
+    if base.restored:
         stay = _found("still", hints, lambda: _those(lambda name: _is_still(cells[name], state[name]), cells))
+    elif base.scale != scale:
+        frozen = _found(
+            "frozen", hints, lambda: _those(lambda name: _is_frozen(cells[name], state[name]), cells)
+        )
+        steps = steps_of(scale, _stats(state, hints)) if frozen else {}
+        stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
     return {name: Lattice(cells[name].step, cells[name].epoch, cells[name].alphabet) for name in stay}
 
 
@@ -96,6 +105,20 @@ def _is_still(held: Cells, tensor: Tensor) -> bool:
     if not np.array_equal(words_of(flat[:LOOK]), words_of(held.head(LOOK).tensor())):
         return False
     return np.array_equal(words_of(flat), words_of(held.tensor()))
+
+
+def _is_frozen(held: Cells, tensor: Tensor) -> bool:
+    """Whether every weight of a tensor lies in the cell where ``held`` has it."""
+    flat = flatten(tensor)
+    return _same_cells(held.head(LOOK), flat[:LOOK]) and _same_cells(held, flat)
+
+
+def _same_cells(held: Cells, flat: Tensor) -> bool:
+    now = cells_of(held.name, flat, held.step, held.epoch, held.alphabet, 0.0)
+    if now is None or not np.array_equal(now.outliers, held.outliers):
+        return False
+    shift = held.alphabet.shift
+    return np.array_equal(now.packed >> shift, held.packed >> shift)
 
 
 def _those(holds: Callable[[str], bool], names: Iterable[str]) -> frozenset[str]:
@@ -128,7 +151,7 @@ def _stats(state: Mapping[str, Tensor], hints: Hints) -> dict[str, TensorStat]:
     if known is None:
         spreads = map_threads(spread, list(state.values()))
         known = {
-            name: TensorStat(tensor.numel(), std, _fisher(name, hints))
+            name: TensorStat(tensor.numel(), std, _fisher(name, hints), tensor.dim() == 1)
             for (name, tensor), std in zip(state.items(), spreads, strict=True)
         }
         hints.scratch["lattice", "stats"] = known

@@ -53,11 +53,13 @@ class TensorStat:
         std: their root mean square about their mean, outliers held back (`spread`).
         fisher: mean of their squared gradients, such as Adam's bias-corrected second moments; None where
             nothing is known.
+        vector: it has one dimension, so its bytes hardly count.
     """
 
     count: int
     std: float
     fisher: float | None = None
+    vector: bool = False
 
 
 def spread(tensor: Tensor) -> float:
@@ -170,7 +172,10 @@ def relative_steps(stats: Mapping[str, TensorStat]) -> dict[str, float]:
 
 
 def steps_of(scale: float, stats: Mapping[str, TensorStat]) -> dict[str, float]:
-    """Step of each tensor: scale * G * rel_T, rounded (`round_step`).
+    """Step of each tensor: scale * G * rel_T, rounded (`round_step`); of a vector, at most scale * std_T.
+
+    A bias before a batch norm has no gradient while the norm takes its mean away, and yet its noise is seen
+    once the norm goes by running means.
 
     Args:
         scale: positive, without a unit; the mean step in mean spreads.
@@ -194,7 +199,9 @@ def steps_of(scale: float, stats: Mapping[str, TensorStat]) -> dict[str, float]:
     if not usual.any():
         return dict.fromkeys(stats, SMALLEST)
     mean = 2.0 ** float(np.average(np.log2(spreads[usual]), weights=weights[usual]))
-    return {name: round_step(scale * mean * step) for name, step in relative_steps(stats).items()}
+    steps = {name: scale * mean * step for name, step in relative_steps(stats).items()}
+    caps = {name: scale * stat.std for name, stat in stats.items() if stat.vector and stat.std > 0}
+    return {name: round_step(min(step, caps.get(name, step))) for name, step in steps.items()}
 
 
 def round_step(x: float) -> float:

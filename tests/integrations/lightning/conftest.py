@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.filterwarnings(rule))
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """Layers this small are slower on several threads, and much slower on a busy machine."""
     before = torch.get_num_threads()
