@@ -142,7 +142,11 @@ class _Crew(Generic[T, R]):
                 future.result()
         if self.errors:
             raise self.errors[min(self.errors)]
-        return [self.results[index] for index in range(len(self.work))]
+        done = [self.results[index] for index in range(len(self.work))]
+        # A helper lets go of this object a moment after its future is done; what it holds must not live on.
+        self.work, self.results = [], {}
+        del self.function
+        return done
 
     def take(self) -> None:
         while not self.errors:

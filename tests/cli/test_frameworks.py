@@ -111,7 +111,9 @@ def test_verify_reads_every_folder(shell: Shell, output: Path) -> None:
 
 def test_diff_between_two_folders(shell: Shell, original: Path) -> None:
     told = shell("diff", original, 10, 30, "--json").json()["tensors"]
-    assert {entry["change"] for entry in told if entry["name"].startswith("model")} == {"moved"}
+    changes = {entry["name"]: entry["change"] for entry in told if entry["name"].startswith("model")}
+    assert "moved" in changes.values()
+    assert set(changes.values()) <= {"moved", "same"}  # a small tensor may not have left its cells
     assert shell("diff", original / "checkpoint-30", 10, 20).status == 0
 
 
