@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dynaquant_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "LatticeConfig", "Metric", "Scale"]
 
@@ -56,8 +59,23 @@ def require_bins(owner: str, name: str, value: object, words: tuple[str, ...]) -
     require(good, f"{owner}: {name} must be a whole number from 2 to {MAX_BINS}{listed}, got {value!r}.")
 
 
+class FrozenSettings:
+    """What is a frozen dataclass of plain values, as JSON-ready data and back."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values by name; `from_dict` takes them back."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]  # what derives from it is a dataclass
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Takes `as_dict` back; raises ConfigError on unknown keys or bad values."""
+        return cls(**known_keys(cls, data))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(FrozenSettings):
     """One point of DynaQuant's search cube (paper sec. 4.2, 5.1).
 
     Args:
@@ -88,18 +106,9 @@ class Config:
         require_number("Config", "protect", self.protect, 0.0, 1.0, open_high=True)
         require_choice("Config", "prune_metric", self.prune_metric, get_args(Metric))
 
-    def as_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data; ``Config.from_dict`` takes it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Config:
-        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LatticeConfig:
+class LatticeConfig(FrozenSettings):
     """One point of the method ``lattice``.
 
     Args:
@@ -121,18 +130,9 @@ class LatticeConfig:
             require_number("LatticeConfig", "scale", self.scale, FINEST, COARSEST)
             object.__setattr__(self, "scale", float(self.scale))
 
-    def as_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data; ``LatticeConfig.from_dict`` takes it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LatticeConfig:
-        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynaQuantOptions:
+class DynaQuantOptions(FrozenSettings):
     """Options of the method ``dynaquant``, fixed for a store and recorded in it.
 
     Args:
@@ -194,11 +194,6 @@ class DynaQuantOptions:
         data = asdict(self)
         usual = PAPER_PROFILE["after_restore"] if self.profile == "paper" else "dither"
         return {key: value for key, value in data.items() if key != "after_restore" or value != usual}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DynaQuantOptions:
-        """Rebuilds options from `as_dict`; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
 
 
 #: What ``profile="paper"`` fixes (paper sec. 4, 6, A.1, A.2).

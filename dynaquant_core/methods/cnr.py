@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dynaquant_core.config import known_keys, require, require_choice, require_number
+from dynaquant_core.config import FrozenSettings, require, require_choice, require_number
 from dynaquant_core.methods.base import Space, Stream, StreamSource
 from dynaquant_core.methods.level_codes import (
+    Layer,
     empty_codes,
-    level_words,
     read_codes,
     read_levels,
     require_coder,
@@ -24,7 +22,7 @@ from dynaquant_core.methods.level_codes import (
 from dynaquant_core.methods.tensorwise import TensorMethod
 from dynaquant_core.quantize.even import MOST_BINS, EvenLevels, host_values
 from dynaquant_core.quantize.range_search import greedy_range
-from dynaquant_core.state import TensorSpec, tensor_of
+from dynaquant_core.state import TensorSpec
 
 __all__ = ["Cnr", "CnrConfig"]
 
@@ -34,7 +32,7 @@ SHRINKS: Final = (0.5, 0.4, 0.3, 0.2, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CnrConfig:
+class CnrConfig(FrozenSettings):
     """One point of the method ``cnr``.
 
     Args:
@@ -62,28 +60,6 @@ class CnrConfig:
             require(isinstance(getattr(self, name), int), f"CnrConfig: {name} must be a whole number.")
         require_number("CnrConfig", "shrink", self.shrink, 0.0, 1.0, open_high=True)
         require_choice("CnrConfig", "exact", self.exact, (False, True))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data; ``CnrConfig.from_dict`` takes it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> CnrConfig:
-        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """A tensor as it is written and as a reader holds it.
-
-    Args:
-        levels: what codes stand for.
-        codes: uint8[n], below ``levels.bins``.
-    """
-
-    levels: EvenLevels
-    codes: NDArray[np.uint8]
 
 
 class Cnr(TensorMethod[CnrConfig, Layer, Layer]):
@@ -118,6 +94,7 @@ class Cnr(TensorMethod[CnrConfig, Layer, Layer]):
     """
 
     name = "cnr"
+    point = CnrConfig
     builds_on_base: ClassVar[bool] = False
 
     def __init__(self, *, coder: Literal["packed", "huffman"] = "packed") -> None:
@@ -127,10 +104,6 @@ class Cnr(TensorMethod[CnrConfig, Layer, Layer]):
     def options(self) -> dict[str, Any]:
         """The coder."""
         return {"coder": self.coder}
-
-    def config(self, data: Mapping[str, Any]) -> CnrConfig:
-        """Takes back what `CnrConfig.as_dict` wrote; raises ConfigError for anything else."""
-        return CnrConfig.from_dict(data)
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
         """As published: bins, and how finely and how far the range is searched, where that changes a size."""
@@ -166,7 +139,7 @@ class Cnr(TensorMethod[CnrConfig, Layer, Layer]):
 
     def value(self, held: Layer, spec: TensorSpec) -> Tensor:
         """The levels that the codes stand for."""
-        return tensor_of(level_words(held.codes, held.levels.table(), spec), spec)
+        return held.tensor(spec)
 
     def write(self, name: str, coded: Layer) -> Iterable[Stream]:
         """``levels``, and the codes as ``packed`` or ``codes``."""

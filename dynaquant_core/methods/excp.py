@@ -6,8 +6,8 @@ What is kept of a moment depends on its weight, so one method owns both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.coding import codec_by_name, encode_smallest
-from dynaquant_core.config import known_keys, require, require_number
+from dynaquant_core.config import FrozenSettings, require, require_number
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Hints, Space, Stream, StreamSource
 from dynaquant_core.methods.excp_plan import Kept, floats_of, what_is_kept
@@ -35,7 +35,7 @@ CODES: Final = {"change4": (True, 4), "change2": (True, 2), "moment4": (False, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExcpConfig:
+class ExcpConfig(FrozenSettings):
     """One point.
 
     Args:
@@ -62,15 +62,6 @@ class ExcpConfig:
     def exact(self) -> bool:
         """Whether every tensor is kept as it is."""
         return self.bits == "exact"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ExcpConfig:
-        """Takes `as_dict` back; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +104,8 @@ class Excp(TensorMethod[ExcpConfig, Coded, Tensor]):
     """
 
     name = "excp"
+    point = ExcpConfig
     owns = frozenset({"weight", "moment"})
-
-    def config(self, data: Mapping[str, Any]) -> ExcpConfig:
-        """Rebuilds a point from `ExcpConfig.as_dict`."""
-        return ExcpConfig.from_dict(data)
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002 - it never looks at them
         """Bits and alpha; beyond them, nothing pruned of the weights, then everything bit for bit.

@@ -6,29 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dynaquant_core.config import known_keys
+from dynaquant_core.config import FrozenSettings
 from dynaquant_core.methods.base import Space
 
 __all__ = ["NoConfig", "OnePoint"]
 
 
 @dataclass(frozen=True, slots=True)
-class NoConfig:
+class NoConfig(FrozenSettings):
     """The only point there is.
 
     Example:
         >>> NoConfig.from_dict(NoConfig().as_dict())
         NoConfig()
     """
-
-    def as_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> NoConfig:
-        """Takes `as_dict` back; raises ConfigError for any key."""
-        return cls(**known_keys(cls, data))
 
 
 class OnePoint:

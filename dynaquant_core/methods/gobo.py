@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
-from dynaquant_core.config import known_keys, require, require_choice, require_number
+from dynaquant_core.config import FrozenSettings, require, require_choice, require_number
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.allowance import Allowance
 from dynaquant_core.methods.base import Hints, Space, Stream, StreamSource
@@ -44,7 +44,7 @@ WORD_CODECS: Final = ("constant", "planes", "raw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoboConfig:
+class GoboConfig(FrozenSettings):
     """One point of the method ``gobo``.
 
     Args:
@@ -69,15 +69,6 @@ class GoboConfig:
             require_number("GoboConfig", name, getattr(self, name), 2, MOST_BINS)
             require(isinstance(getattr(self, name), int), f"GoboConfig: {name} must be a whole number.")
         require_choice("GoboConfig", "exact", self.exact, (False, True))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data; ``GoboConfig.from_dict`` takes it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GoboConfig:
-        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +143,7 @@ class Gobo(TensorMethod[GoboConfig, Layer, Layer]):
     """
 
     name = "gobo"
+    point = GoboConfig
     builds_on_base: ClassVar[bool] = False
 
     def __init__(self, *, time_limit: float = 1800.0, coder: Literal["packed", "huffman"] = "packed") -> None:
@@ -162,10 +154,6 @@ class Gobo(TensorMethod[GoboConfig, Layer, Layer]):
     def options(self) -> dict[str, Any]:
         """The time limit and the coder."""
         return {"time_limit": self.time_limit, "coder": self.coder}
-
-    def config(self, data: Mapping[str, Any]) -> GoboConfig:
-        """Takes back what `GoboConfig.as_dict` wrote; raises ConfigError for anything else."""
-        return GoboConfig.from_dict(data)
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
         """As published; embeddings are tried on the winner only."""

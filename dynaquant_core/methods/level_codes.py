@@ -6,11 +6,13 @@ The published ratios of methods without deltas are widths (32 / 6 = 5.33, 32 / 7
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import require_choice
@@ -20,11 +22,12 @@ from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.even import EvenLevels
 from dynaquant_core.quantize.even_kernels import look_up
 from dynaquant_core.quantize.packing import code_width, pack, packed_bytes, unpack
-from dynaquant_core.state import TensorSpec, dtype_of, empty_words, words_of
+from dynaquant_core.state import TensorSpec, dtype_of, empty_words, tensor_of, words_of
 
 __all__ = [
     "CODERS",
     "HUFFMAN",
+    "Layer",
     "below",
     "empty_codes",
     "level_words",
@@ -41,6 +44,23 @@ Codes = NDArray[np.uint8]
 CODERS: Final = {"packed": "packed", "huffman": "codes"}
 #: What may code them, or their differences: nothing but Huffman, unless they are all one.
 HUFFMAN: Final = ("constant", "huffman")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """A tensor on evenly spaced levels, as a reader holds it.
+
+    Args:
+        levels: what codes stand for.
+        codes: uint8[n], below ``levels.bins``.
+    """
+
+    levels: EvenLevels
+    codes: Codes
+
+    def tensor(self, spec: TensorSpec) -> Tensor:
+        """The levels that the codes stand for."""
+        return tensor_of(level_words(self.codes, self.levels.table(), spec), spec)
 
 
 def require_coder(owner: str, coder: object) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.coding.counts import symbol_counts
-from dynaquant_core.config import known_keys, require, require_choice
+from dynaquant_core.config import FrozenSettings, require, require_choice
 from dynaquant_core.delta import cyclic_delta, undo_cyclic_delta
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.level_codes import (
     HUFFMAN,
+    Layer,
     below,
     empty_codes,
-    level_words,
     read_codes,
     read_levels,
     write_codes,
@@ -31,7 +29,7 @@ from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.tensorwise import CODED, WORDS, TensorMethod, TensorsHeld, expect_base
 from dynaquant_core.methods.words import CODECS, Plain
 from dynaquant_core.quantize.even import EvenLevels, bins_by_entropy, host_values
-from dynaquant_core.state import TensorSpec, tensor_of
+from dynaquant_core.state import TensorSpec
 
 __all__ = ["Qd", "QdConfig"]
 
@@ -40,7 +38,7 @@ BINS: Final = (256, 128, 64, 32, 16, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QdConfig:
+class QdConfig(FrozenSettings):
     """One point of the method ``qd``.
 
     Args:
@@ -66,28 +64,6 @@ class QdConfig:
         order = f"minimum {self.minimum} is above maximum {self.maximum}"
         require(self.minimum <= self.maximum, f"QdConfig: {order}; give it at most that.")
         require_choice("QdConfig", "exact", self.exact, (False, True))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data; ``QdConfig.from_dict`` takes it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> QdConfig:
-        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """A tensor as a reader holds it.
-
-    Args:
-        levels: what codes stand for.
-        codes: uint8[n], below ``levels.bins``.
-    """
-
-    levels: EvenLevels
-    codes: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,10 +98,7 @@ class Qd(TensorMethod[QdConfig, Step, Layer]):
     """
 
     name = "qd"
-
-    def config(self, data: Mapping[str, Any]) -> QdConfig:
-        """Takes back what `QdConfig.as_dict` wrote; raises ConfigError for anything else."""
-        return QdConfig.from_dict(data)
+    point = QdConfig
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
         """Both numbers of bins, as published; a minimum above the maximum counts as the maximum."""
@@ -162,7 +135,7 @@ class Qd(TensorMethod[QdConfig, Step, Layer]):
 
     def value(self, held: Layer, spec: TensorSpec) -> Tensor:
         """The levels that the codes stand for."""
-        return tensor_of(level_words(held.codes, held.levels.table(), spec), spec)
+        return held.tensor(spec)
 
     def write(self, name: str, coded: Step) -> Iterable[Stream]:
         """``levels``, and ``codes`` of a tensor that stands alone or ``delta`` of one that does not."""

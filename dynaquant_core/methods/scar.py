@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import require_choice
-from dynaquant_core.methods.base import Hints, Space, Stream, StreamSource
-from dynaquant_core.methods.share import ShareConfig, moved_from, share_space
+from dynaquant_core.methods.base import Stream, StreamSource
+from dynaquant_core.methods.share import ShareMethod, moved_from
 from dynaquant_core.methods.streams import decode_stream
-from dynaquant_core.methods.tensorwise import TensorMethod, expect_base
-from dynaquant_core.methods.words import CODECS, Plain, plain_of
-from dynaquant_core.quantize.change import largest, row_count, row_norms
+from dynaquant_core.methods.tensorwise import expect_base
+from dynaquant_core.methods.words import CODECS
+from dynaquant_core.quantize.change import row_count, row_norms
 from dynaquant_core.state import TensorSpec, tensor_of, words_of
 
 __all__ = ["ROW", "Scar"]
@@ -66,7 +65,7 @@ class Part:
     base: Saved
 
 
-class Scar(TensorMethod[ShareConfig, Part, Saved]):
+class Scar(ShareMethod[Part, Saved]):
     """The method ``"scar"``: SCAR (Qiao et al., as arXiv 2009.13003 compares with it).
 
     Card:
@@ -104,43 +103,16 @@ class Scar(TensorMethod[ShareConfig, Part, Saved]):
         """The order; a reader does not ask."""
         return {"order": self.order}
 
-    def config(self, data: Mapping[str, Any]) -> ShareConfig:
-        """Takes back what `ShareConfig.as_dict` wrote."""
-        return ShareConfig.from_dict(data)
-
-    def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
-        """The share."""
-        return share_space()
-
-    def plan(
-        self,
-        state: Mapping[str, Tensor],
-        base: Mapping[str, Saved],
-        config: ShareConfig,
-        hints: Hints,  # noqa: ARG002
-    ) -> dict[str, Mask]:
-        """The partitions to save, by tensor."""
-        names = [name for name in state if name in base]
+    def scores(self, tensor: Tensor, base: Saved) -> NDArray[Any]:
+        """Of each partition: its change's norm, or the checkpoints that it has waited."""
         if self.order == "turn":
-            scores = [base[name].ages + 1.0 for name in names]
-        else:
-            scores = [row_norms(moved_from(state[name], base[name].words), ROW) for name in names]
-        count = ceil(config.share * sum(part.size for part in scores))
-        return dict(zip(names, largest(scores, count), strict=True))
+            return base.ages + 1.0
+        return row_norms(moved_from(tensor, base.words), ROW)
 
-    def code(
-        self,
-        name: str,
-        tensor: Tensor,
-        base: Saved | None,
-        config: ShareConfig,  # noqa: ARG002
-        plan: Mapping[str, Mask],
-    ) -> Part | Plain:
-        """The planned partitions; the tensor whole where there is no base."""
-        if base is None:
-            return plain_of(tensor, bf16=False)
-        rows, words = plan[name], words_of(tensor)
-        return Part(rows, words[_elements(rows, words.size)], base)
+    def part(self, tensor: Tensor, base: Saved, marks: Mask) -> Part:
+        """The marked partitions."""
+        words = words_of(tensor)
+        return Part(marks, words[_elements(marks, words.size)], base)
 
     def hold(self, coded: Part) -> Saved:
         """The base with the partitions in it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -25,6 +25,9 @@ from dynaquant_core.methods.words import CODECS, Plain, plain_of
 from dynaquant_core.state import TensorSpec, is_quantisable
 from dynaquant_core.state.raw import empty_words
 from dynaquant_core.threads import map_threads
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Point", "TensorDraft", "TensorMethod", "TensorsHeld", "expect_base", "read_words"]
 
@@ -45,6 +48,11 @@ class Point(Protocol):
         """JSON-ready."""
         ...
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Takes `as_dict` back."""
+        ...
+
 
 P = TypeVar("P", bound=Point)
 C = TypeVar("C")
@@ -54,19 +62,17 @@ H = TypeVar("H")
 class TensorMethod(ABC, Generic[P, C, H]):
     """The protocol `methods.base.Method` around what one tensor needs; P is its point, C coded, H held.
 
-    Subclasses give ``name`` and the abstract methods.  What takes one tensor is called from several threads
-    at once and must not change the method.
+    Subclasses give ``name``, ``point`` and the abstract methods.  What takes one tensor is called from
+    several threads at once and must not change the method.
     """
 
     name: str
+    #: The class of its configurations.
+    point: type[P]
     owns: frozenset[str] = frozenset({"weight"})
     spares_gradients = True
     #: Whether what is held has to be made from the base's; a method without deltas never asks for a base.
     builds_on_base: ClassVar[bool] = True
-
-    @abstractmethod
-    def config(self, data: Mapping[str, Any]) -> P:
-        """Takes back what `Point.as_dict` wrote."""
 
     @abstractmethod
     def space(self, *, gradients: bool) -> Space:
@@ -113,6 +119,10 @@ class TensorMethod(ABC, Generic[P, C, H]):
     ) -> Any:
         """What is decided for all tensors together, before any is coded; nothing by default."""
         return None
+
+    def config(self, data: Mapping[str, Any]) -> P:
+        """Takes back what `Point.as_dict` wrote; raises ConfigError for anything else."""
+        return self.point.from_dict(data)
 
     def options(self) -> dict[str, Any]:
         """Options that a reader needs; none by default."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, Final
 
 import numpy as np
@@ -13,12 +12,11 @@ from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
-from dynaquant_core.methods.base import Hints, Space, Stream, StreamSource
-from dynaquant_core.methods.share import ShareConfig, moved_from, share_space
+from dynaquant_core.methods.base import Stream, StreamSource
+from dynaquant_core.methods.share import ShareMethod, moved_from
 from dynaquant_core.methods.streams import decode_stream
-from dynaquant_core.methods.tensorwise import TensorMethod, expect_base
-from dynaquant_core.methods.words import CODECS, Plain, plain_of
-from dynaquant_core.quantize.change import largest
+from dynaquant_core.methods.tensorwise import expect_base
+from dynaquant_core.methods.words import CODECS
 from dynaquant_core.quantize.csr import csr, index_dtype, places
 from dynaquant_core.state import TensorSpec, tensor_of, words_of
 
@@ -48,7 +46,7 @@ class Entries:
     matrix: tuple[int, int]
 
 
-class TopN(TensorMethod[ShareConfig, Entries, Words]):
+class TopN(ShareMethod[Entries, Words]):
     """The method ``"topn"``: TOPN, as arXiv 2009.13003 compares with it.
 
     Card:
@@ -70,40 +68,14 @@ class TopN(TensorMethod[ShareConfig, Entries, Words]):
 
     name = "topn"
 
-    def config(self, data: Mapping[str, Any]) -> ShareConfig:
-        """Takes back what `ShareConfig.as_dict` wrote."""
-        return ShareConfig.from_dict(data)
+    def scores(self, tensor: Tensor, base: Words) -> NDArray[Any]:
+        """How far each entry moved."""
+        return np.abs(moved_from(tensor, base))
 
-    def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
-        """The share."""
-        return share_space()
-
-    def plan(
-        self,
-        state: Mapping[str, Tensor],
-        base: Mapping[str, Words],
-        config: ShareConfig,
-        hints: Hints,  # noqa: ARG002
-    ) -> dict[str, Places]:
-        """The entries to save, by tensor."""
-        names = [name for name in state if name in base]
-        scores = [np.abs(moved_from(state[name], base[name])) for name in names]
-        count = ceil(config.share * sum(part.size for part in scores))
-        marks = largest(scores, count)
-        return {name: np.flatnonzero(mark) for name, mark in zip(names, marks, strict=True)}
-
-    def code(
-        self,
-        name: str,
-        tensor: Tensor,
-        base: Words | None,
-        config: ShareConfig,  # noqa: ARG002
-        plan: Mapping[str, Places],
-    ) -> Entries | Plain:
-        """The planned entries; the tensor whole where there is no base."""
-        if base is None:
-            return plain_of(tensor, bf16=False)
-        return Entries(plan[name], words_of(tensor)[plan[name]], base, _matrix(TensorSpec.of(tensor)))
+    def part(self, tensor: Tensor, base: Words, marks: NDArray[np.bool_]) -> Entries:
+        """The marked entries."""
+        where = np.flatnonzero(marks)
+        return Entries(where, words_of(tensor)[where], base, _matrix(TensorSpec.of(tensor)))
 
     def hold(self, coded: Entries) -> Words:
         """The base with the entries in it."""

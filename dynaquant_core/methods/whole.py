@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,17 +43,13 @@ class Whole(TensorMethod[AsItIs, Words, Words]):
     Every checkpoint stands alone.
     """
 
+    point = AsItIs
     owns = frozenset({"weight", "moment"})
     builds_on_base: ClassVar[bool] = False
 
     @abstractmethod
     def encoded(self, words: Words) -> tuple[int, bytes]:
         """(codec id, payload) of a tensor's words."""
-
-    def config(self, data: Mapping[str, Any]) -> AsItIs:
-        """Takes back what `AsItIs.as_dict` wrote; raises ConfigError for any key."""
-        AsItIs.from_dict(data)
-        return AsItIs()
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002 - there is nothing to choose
         """One point."""

@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import EmptyStoreError, NotAStoreError
+from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
-from dynaquant_core.store.chain import MAX_DEPTH, Chain, Link
+from dynaquant_core.store.chain import MAX_DEPTH, Chain
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.info import CheckpointInfo, Problem
-from dynaquant_core.store.meta import PartMeta
-from dynaquant_core.store.parts import Base, Division, Settings
+from dynaquant_core.store.loading import Loading
+from dynaquant_core.store.parts import Division, Settings
 from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.reader import Reader
-from dynaquant_core.store.restore import fill, part_of_state, require_fit, whole_state
 from dynaquant_core.store.retention import Policy
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.session import Session
@@ -93,6 +92,7 @@ class CheckpointStore:
         self._reader = Reader(self.path, self._catalogue, self._settings.weights)
         writer = Writer(self.path, self._catalogue, policy)
         self._session = Session(self.path, self._catalogue, self._reader, writer, max_chain)
+        self._loading = Loading(self._reader, self._session)
         self._upkeep = Upkeep(
             self.path,
             self._catalogue,
@@ -213,18 +213,9 @@ class CheckpointStore:
             CorruptFileError, MissingBaseError: the explicit step is damaged.
             StateMismatchError: ``names`` cover nothing.
         """
-        if names is not None:
-            patterns = [names] if isinstance(names, str) else list(names)
-
-            def few(chain: Chain) -> tuple[PartMeta | None, Any]:
-                return chain.last.weights, part_of_state(chain, patterns, device)
-
-            info, (written, state) = self._reader.read(step, few)
-            self._session.look(info, None, written)
-            return state
-        info, base, written, state = self._whole(step, device)
-        self._session.look(info, base, written)
-        return state
+        if names is None:
+            return self._loading.whole(step, device)
+        return self._loading.some(step, [names] if isinstance(names, str) else list(names), device)
 
     def resume(self, step: int | None = None, *, device: str | torch.device | None = None) -> Any:
         """Loads the state that a run goes on from; arguments, result and errors as `load`.
@@ -232,24 +223,7 @@ class CheckpointStore:
         The next save may be a delta against it, and methods that draw at random draw anew.  From now on,
         until `close`, this object takes no other `load` for a restore.
         """
-        try:
-            info, base, written, state = self._whole(step, device)
-        except EmptyStoreError:  # the run begins from nothing
-            self._session.tells = True
-            raise
-        self._session.remember(info, base, written)
-        self._session.tells = True
-        return state
-
-    def _whole(
-        self, step: int | None, device: str | torch.device | None
-    ) -> tuple[CheckpointInfo, Base, PartMeta | None, Any]:
-        def action(chain: Chain) -> tuple[Base, PartMeta | None, Any]:
-            held = chain.hold()
-            return chain.base(held), chain.last.weights, whole_state(chain.last, held, device)
-
-        info, (base, written, state) = self._reader.read(step, action)
-        return info, base, written, state
+        return self._loading.resume(step, device)
 
     def load_into(self, tree: Any, step: int | None = None) -> CheckpointInfo:
         """Loads into a tree that exists: tensor by tensor, without a second copy of the state.
@@ -265,15 +239,7 @@ class CheckpointStore:
             StateMismatchError: names, shapes or dtypes differ; the tree is untouched.
             Others as `load`.
         """
-
-        def action(chain: Chain) -> tuple[Base, Link]:
-            require_fit(chain.last, tree)
-            return chain.base(chain.hold()), chain.last
-
-        info, (base, link) = self._reader.read(step, action)
-        fill(tree, link, base.parts)
-        self._session.remember(info, base, link.weights)
-        return info
+        return self._loading.into(tree, step)
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -337,11 +303,7 @@ class CheckpointStore:
             Others as `load`.
         """
         exporter = resolve_exporter(to, path)
-
-        def action(chain: Chain) -> Any:
-            return whole_state(chain.last, chain.hold(), None)
-
-        exporter(self._reader.read(step, action)[1], Path(path))
+        exporter(self._loading.alone(step), Path(path))
 
     def compact(self) -> None:
         """Frees space: every checkpoint that stays only because another builds on it is removed.

@@ -23,6 +23,7 @@ from dynaquant_core.experiments.tape import Tape, expected_bytes
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.store.store import CheckpointStore
 from tests.experiments.conftest import enter_workplace, tiny_settings
+from tests.experiments.states import assert_same
 
 #: How long it took, and bytes that hold times.
 TIMED = {"seconds", "stored_bytes", "parts"}
@@ -61,21 +62,6 @@ def recording_here() -> Recording:
 
 def facts(run: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: entry[key] for key in entry.keys() - TIMED} for entry in run["checkpoints"]]
-
-
-def assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_same(one[key], other[key])
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            assert_same(*pair)
-    elif hasattr(one, "shape"):
-        assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
-    else:
-        assert one == other
 
 
 def test_a_replay_writes_what_the_training_would_have_written(replayed: Results) -> None:

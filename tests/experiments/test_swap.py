@@ -21,6 +21,7 @@ from dynaquant_core.experiments.supervisor import complete
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.checkpointer import Checkpointer
+from tests.experiments.states import assert_same
 
 CNN = {"name": "resnet", "widths": [4, 8]}
 VIT = {"name": "vit", "layers": 1, "width": 32, "heads": 2, "patch": 8}
@@ -82,23 +83,6 @@ def test_a_swap_is_a_kill_and_a_resume_bit_for_bit(
     for step in (10, 20, 30):
         one, other = (CheckpointStore(workplace / way / "store").load(step) for way in ("kill", "swap"))
         assert_same(one, other)
-
-
-def assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_same(one[key], other[key])
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other)
-        for pair in zip(one, other, strict=True):
-            assert_same(*pair)
-    else:
-        assert (
-            torch.equal(torch.as_tensor(one), torch.as_tensor(other))
-            if hasattr(one, "shape")
-            else one == other
-        )
 
 
 def test_movement_is_counted_from_the_swap_on(workplace: Path, tiny: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import strategies as st
 
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Hints
@@ -47,3 +48,26 @@ def assert_same(left, right):
     for name, tensor in left.items():
         assert tensor.dtype == right[name].dtype
         assert torch.equal(tensor, right[name]), name
+
+
+def hostile(data, source):
+    """A copy of a table in which Hypothesis damaged a stream or two, and perhaps took one away."""
+    table = StreamTable([], {})
+    table.specs, table.rows = source.specs, dict(source.rows)
+    for _ in range(data.draw(st.integers(1, 2))):
+        which = data.draw(st.sampled_from(sorted(table.rows)))
+        table.rows[which] = damaged(data, *table.rows[which])
+    if data.draw(st.integers(0, 9)) == 0:
+        del table.rows[which]
+    return table
+
+
+def damaged(data, codec, payload):
+    """A stream with some bytes changed, an end cut off, or another codec's name on it."""
+    changed = bytearray(payload)
+    for _ in range(data.draw(st.integers(1, 4))):
+        if changed:
+            reach = min(len(changed), data.draw(st.sampled_from([8, len(changed)])))
+            changed[data.draw(st.integers(0, reach - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(changed))) if data.draw(st.booleans()) else len(changed)
+    return data.draw(st.sampled_from([codec, codec, *range(13)])), bytes(changed[:cut])

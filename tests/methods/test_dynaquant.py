@@ -16,7 +16,7 @@ from dynaquant_core.errors import ConfigError, CorruptFileError
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant import DynaQuant
 from tests.methods.conftest import layers, trained
-from tests.methods.streams import StreamTable, assert_same, store
+from tests.methods.streams import StreamTable, assert_same, hostile, store
 
 CONFIGS = [
     dq.Config(),
@@ -187,16 +187,9 @@ def test_hostile_streams_are_refused_or_decode_to_the_right_shape(chain, data):
     _, held, _, table = store(method, chain[0], None, dq.Config(bins=8))
     _, _, _, delta = store(method, chain[1], held, dq.Config(bins=12, prune=0.2))
     source, ref = data.draw(st.sampled_from([(table, None), (delta, held)]))
-    key = data.draw(st.sampled_from(sorted(source.rows)))
-    codec, payload = source.rows[key]
-    damaged = bytearray(payload)
-    for _ in range(data.draw(st.integers(1, 4))):
-        if damaged:
-            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(damaged)))
-    source.rows[key] = (data.draw(st.sampled_from([codec, *range(12)])), bytes(damaged[:cut]))
+    table = hostile(data, source)
     try:
-        state = method.decode(source, ref).state()
+        state = method.decode(table, ref).state()
     except CorruptFileError:
         return
     assert {name: tensor.shape for name, tensor in state.items()} == {

@@ -18,7 +18,7 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant import DynaQuant, sample
 from tests.fixtures.make_paper_profile import FIXTURE, digests
 from tests.methods.conftest import layers, trained
-from tests.methods.streams import StreamTable
+from tests.methods.streams import StreamTable, hostile
 
 CONFIGS = [
     dq.Config(bins=16),
@@ -309,16 +309,9 @@ def test_hostile_streams_are_refused_or_decode_to_the_right_shape(second_life, d
     method, base, whole = second_life
     source = StreamTable([], layers())
     source.rows = dict(whole.rows)
-    key = data.draw(st.sampled_from(sorted(source.rows)))
-    codec, payload = source.rows[key]
-    damaged = bytearray(payload)
-    for _ in range(data.draw(st.integers(1, 4))):
-        if damaged:
-            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(damaged)))
-    source.rows[key] = (data.draw(st.sampled_from([codec, *range(12)])), bytes(damaged[:cut]))
+    table = hostile(data, source)
     try:
-        state = method.decode(source, base).state()
+        state = method.decode(table, base).state()
     except CorruptFileError:
         return
     assert [tensor.shape for tensor in state.values()] == [tensor.shape for tensor in layers().values()]

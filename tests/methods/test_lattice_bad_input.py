@@ -19,7 +19,7 @@ from dynaquant_core.methods.lattice.layout import EXACT, KEPT, NEW, Layout, Row
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.state import TensorSpec
 from tests.methods.conftest import layers, trained
-from tests.methods.streams import StreamTable, store
+from tests.methods.streams import StreamTable, hostile, store
 
 LATTICE = Lattice()
 
@@ -147,27 +147,12 @@ def test_a_base_of_other_shapes_is_refused(files, name):
 @given(data=st.data())
 def test_hostile_streams_are_refused_or_decode_to_the_right_shape(files, data):
     source, ref = files[data.draw(st.sampled_from(sorted(files)))]
-    table = StreamTable([], {})
-    table.specs, table.rows = source.specs, dict(source.rows)
-    for _ in range(data.draw(st.integers(1, 2))):
-        key = data.draw(st.sampled_from(sorted(table.rows)))
-        table.rows[key] = damaged(data, *table.rows[key])
-    if data.draw(st.integers(0, 9)) == 0:
-        del table.rows[key]
+    table = hostile(data, source)
     try:
         state = LATTICE.decode(table, ref).state()
     except (CorruptFileError, MissingBaseError):
         return
     assert {name: TensorSpec.of(tensor) for name, tensor in state.items()} == source.specs
-
-
-def damaged(data, codec, payload):
-    changed = bytearray(payload)
-    for _ in range(data.draw(st.integers(1, 4))):
-        if changed:
-            changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(changed))) if data.draw(st.booleans()) else len(changed)
-    return data.draw(st.sampled_from([codec, codec, *range(12)])), bytes(changed[:cut])
 
 
 @settings(max_examples=200, deadline=None)

@@ -15,7 +15,7 @@ from dynaquant_core.methods.fixed import NoConfig
 from dynaquant_core.store import CheckpointStore
 from tests.methods import method_kit as kit
 from tests.methods.method_cases import METHODS
-from tests.methods.streams import StreamTable
+from tests.methods.streams import hostile
 from tests.store.kit import is_same
 
 EVERY = pytest.mark.parametrize("row", METHODS)
@@ -139,25 +139,8 @@ def pairs(row: str) -> list[tuple[kit.Saved, kit.Saved]]:
 def test_hostile_streams(row, data):
     key, delta = pairs(row)[data.draw(st.integers(0, len(pairs(row)) - 1))]
     source, ref = data.draw(st.sampled_from([(key.table, None), (delta.table, key.read)]))
-    table = StreamTable([], {})
-    table.specs, table.rows = source.specs, dict(source.rows)
-    for _ in range(data.draw(st.integers(1, 2))):
-        which = data.draw(st.sampled_from(sorted(table.rows)))
-        table.rows[which] = damaged(data, *table.rows[which])
-    if data.draw(st.integers(0, 9)) == 0:
-        del table.rows[which]
+    table = hostile(data, source)
     kit.check_survives(METHODS[row].build(), table, ref)
-
-
-def damaged(data, codec, payload):
-    """A stream with some bytes changed, an end cut off, or another codec's name on it."""
-    changed = bytearray(payload)
-    for _ in range(data.draw(st.integers(1, 4))):
-        if changed:
-            reach = min(len(changed), data.draw(st.sampled_from([8, len(changed)])))
-            changed[data.draw(st.integers(0, reach - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(changed))) if data.draw(st.booleans()) else len(changed)
-    return data.draw(st.sampled_from([codec, codec, *range(13)])), bytes(changed[:cut])
 
 
 def test_the_kit_notices_what_is_wrong():

@@ -94,24 +94,10 @@ def test_a_saved_share_costs_its_share():
     assert still.nbytes < 16
 
 
-def test_all_of_it_is_exact(chain):
-    _, _, ref, _ = store(SCAR, chain[0], None, ShareConfig(share=1.0))
-    assert_same(store(SCAR, chain[1], ref, ShareConfig(share=1))[2].state(), chain[1])
+def test_the_space_is_the_share():
     space = SCAR.space(gradients=False)
     assert space.axes == {"share": (1.0, 0.5, 0.2, 0.1, 0.05)}
     assert space.beyond[-1].exact
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_every_floating_dtype(dtype):
-    state = layers(dtype=dtype)
-    _, _, ref, _ = store(SCAR, state, None, TENTH)
-    goal = {name: tensor * 2 for name, tensor in state.items()}
-    seen, _, read, _ = store(SCAR, goal, ref, TENTH)
-    assert_same(seen, read.state())
-    fresh, stale, every = saved(state, read.state(), goal)
-    assert fresh >= ceil(0.1 * every)
-    assert fresh + stale >= every
 
 
 def test_what_is_refused(chain):
@@ -130,3 +116,15 @@ def test_what_is_refused(chain):
     most = np.full(8, 255, np.uint8).tobytes()  # 64 partitions, more than there are words of
     with pytest.raises(CorruptFileError):
         SCAR.decode(table.with_row((name, "rows"), 0, most), ref)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_floating_dtype(dtype):
+    state = layers(dtype=dtype)
+    _, _, ref, _ = store(SCAR, state, None, TENTH)
+    goal = {name: tensor * 2 for name, tensor in state.items()}
+    seen, _, read, _ = store(SCAR, goal, ref, TENTH)
+    assert_same(seen, read.state())
+    fresh, stale, every = saved(state, read.state(), goal)
+    assert fresh >= ceil(0.1 * every)
+    assert fresh + stale >= every

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from torch import Tensor
 
 from dynaquant_core.coding import encode_smallest
-from dynaquant_core.config import known_keys, require, require_choice
+from dynaquant_core.config import FrozenSettings, require, require_choice
 from dynaquant_core.methods.base import Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.lc.links import Coded, Tracked, coded, read_tracked, whole_streams
 from dynaquant_core.methods.lc.super_step import super_step
@@ -29,7 +29,7 @@ BITS: Final = (8, 7, 6, 5, 4, 3, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LcConfig:
+class LcConfig(FrozenSettings):
     """One point of the method ``lc``.
 
     Args:
@@ -55,15 +55,6 @@ class LcConfig:
     def exact(self) -> bool:
         """Whether every tensor is kept as it is."""
         return self.bits == "exact"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The point as JSON-ready data; ``LcConfig.from_dict`` takes it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LcConfig:
-        """Rebuilds a point from `as_dict`; raises ConfigError on unknown keys or bad values."""
-        return cls(**known_keys(cls, data))
 
 
 class Lc(TensorMethod[LcConfig, Coded, Tracked]):
@@ -96,6 +87,7 @@ class Lc(TensorMethod[LcConfig, Coded, Tracked]):
     """
 
     name = "lc"
+    point = LcConfig
 
     def __init__(self, *, stages: Stages = "EPH") -> None:
         require_choice("method lc", "stages", stages, get_args(Stages))
@@ -104,10 +96,6 @@ class Lc(TensorMethod[LcConfig, Coded, Tracked]):
     def options(self) -> dict[str, Any]:
         """The stages; a reader finds out by itself."""
         return {"stages": self.stages}
-
-    def config(self, data: Mapping[str, Any]) -> LcConfig:
-        """Takes back what `LcConfig.as_dict` wrote."""
-        return LcConfig.from_dict(data)
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
         """Bits from 8 to 2; one point where nothing is promoted."""

@@ -1,0 +1,85 @@
+"""Loading through a store's own object: what is read, and what the next save makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynaquant_core.errors import EmptyStoreError
+from dynaquant_core.store.chain import Chain, Link
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.meta import PartMeta
+from dynaquant_core.store.parts import Base
+from dynaquant_core.store.reader import Reader
+from dynaquant_core.store.restore import fill, part_of_state, require_fit, whole_state
+from dynaquant_core.store.session import Session
+
+__all__ = ["Loading"]
+
+Device = str | torch.device | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Reads checkpoints, and tells the session which a run may go on from; see `store.CheckpointStore`.
+
+    Args:
+        reader: of the store's files.
+        session: of the object that saves.
+    """
+
+    reader: Reader
+    session: Session
+
+    def some(self, step: int | None, patterns: list[str], device: Device) -> Any:
+        """The part of a state that the patterns cover."""
+
+        def action(chain: Chain) -> tuple[PartMeta | None, Any]:
+            return chain.last.weights, part_of_state(chain, patterns, device)
+
+        info, (written, state) = self.reader.read(step, action)
+        self.session.look(info, None, written)
+        return state
+
+    def whole(self, step: int | None, device: Device) -> Any:
+        """A state, to look at or to go on from."""
+        info, base, written, state = self._whole(step, device)
+        self.session.look(info, base, written)
+        return state
+
+    def resume(self, step: int | None, device: Device) -> Any:
+        """A state that a run goes on from."""
+        try:
+            info, base, written, state = self._whole(step, device)
+        except EmptyStoreError:  # the run begins from nothing
+            self.session.tells = True
+            raise
+        self.session.remember(info, base, written)
+        self.session.tells = True
+        return state
+
+    def into(self, tree: Any, step: int | None) -> CheckpointInfo:
+        """A state into a tree that exists, after all of it was compared."""
+
+        def action(chain: Chain) -> tuple[Base, Link]:
+            require_fit(chain.last, tree)
+            return chain.base(chain.hold()), chain.last
+
+        info, (base, link) = self.reader.read(step, action)
+        fill(tree, link, base.parts)
+        self.session.remember(info, base, link.weights)
+        return info
+
+    def alone(self, step: int) -> Any:
+        """A state for somebody else: no run goes on from it."""
+        return self.reader.read(step, lambda chain: whole_state(chain.last, chain.hold(), None))[1]
+
+    def _whole(self, step: int | None, device: Device) -> tuple[CheckpointInfo, Base, PartMeta | None, Any]:
+        def action(chain: Chain) -> tuple[Base, PartMeta | None, Any]:
+            held = chain.hold()
+            return chain.base(held), chain.last.weights, whole_state(chain.last, held, device)
+
+        info, (base, written, state) = self.reader.read(step, action)
+        return info, base, written, state
