@@ -85,6 +85,8 @@ class Scar(ShareMethod[Part, Saved]):
 
     Example:
         >>> import torch
+        >>> from dynaquant_core.methods.base import Hints
+        >>> from dynaquant_core.methods.share import ShareConfig
         >>> method, weight = Scar(), torch.zeros(4, 256)
         >>> _, held = method.draft({"w": weight}, None, ShareConfig(), Hints()).encode()
         >>> weight[2], weight[3, 0] = 1, 0.5

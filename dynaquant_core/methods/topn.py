@@ -58,6 +58,8 @@ class TopN(ShareMethod[Entries, Words]):
 
     Example:
         >>> import torch
+        >>> from dynaquant_core.methods.base import Hints
+        >>> from dynaquant_core.methods.share import ShareConfig
         >>> method, weight = TopN(), torch.zeros(16, 16)
         >>> _, held = method.draft({"w": weight}, None, ShareConfig(), Hints()).encode()
         >>> weight[3] = torch.arange(16)
