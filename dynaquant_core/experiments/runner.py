@@ -19,12 +19,13 @@ from dynaquant_core.experiments.crew import Children, run_tasks
 from dynaquant_core.experiments.data.registry import fingerprint
 from dynaquant_core.experiments.environment import environment
 from dynaquant_core.experiments.job import write_json
+from dynaquant_core.experiments.kinds.base import Planned
+from dynaquant_core.experiments.kinds.registry import kind_of
 from dynaquant_core.experiments.output import claim, run_folders
-from dynaquant_core.experiments.recording import find_recording, recording_folder
 from dynaquant_core.experiments.report import write_report, write_table
 from dynaquant_core.experiments.results import FORMAT, Results
 from dynaquant_core.experiments.supervisor import Progress, Report, Watcher
-from dynaquant_core.experiments.tasks import Planned, folder_job, grid_tasks
+from dynaquant_core.experiments.tasks import folder_job, grid_tasks
 from dynaquant_core.methods.moments import moments_method
 from dynaquant_core.methods.registry import resolve_method
 
@@ -94,8 +95,7 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
         key = run.data.model_dump_json()
         if key not in known:
             known[key] = fingerprint(run.data)
-        if run.kind == "replay":
-            find_recording(recording_folder(run, known[key]), run, known[key])
+        kind_of(run).preflight(run, known[key])
     return [known[run.data.model_dump_json()] for run in runs]
 
 

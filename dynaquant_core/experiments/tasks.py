@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynaquant_core.experiments import events
-from dynaquant_core.experiments.baseline import baseline_key, find_baseline, publish, train_baseline
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
-from dynaquant_core.experiments.failures import failure_steps
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.record import record
-from dynaquant_core.experiments.recording import recording_folder
-from dynaquant_core.experiments.restores import restores_of
-from dynaquant_core.experiments.results import replay_entry, run_entry
-from dynaquant_core.experiments.supervisor import Watcher, complete
+from dynaquant_core.experiments.kinds.base import Planned
+from dynaquant_core.experiments.kinds.registry import kind_of
+from dynaquant_core.experiments.supervisor import Watcher
 
-__all__ = ["Planned", "folder_job", "grid_tasks"]
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One run of a grid.
-
-    Args:
-        run: its settings.
-        job: its folder and threads, as it began or will begin.
-        data: fingerprint of its data.
-        label: its name in progress reports.
-    """
-
-    run: Experiment
-    job: Job
-    data: str
-    label: str
-
-    @property
-    def key(self) -> str:
-        """Name of its baseline."""
-        return baseline_key(self.run, self.data, self.job.threads)
-
-    @property
-    def failures(self) -> list[int]:
-        """Steps at which it fails."""
-        return failure_steps(self.run.failures, self.run.steps, self.run.checkpoint_every)
+__all__ = ["folder_job", "grid_tasks"]
 
 
 def grid_tasks(plan: Mapping[str, Planned], watcher: Watcher) -> list[Task]:
@@ -63,26 +31,12 @@ def grid_tasks(plan: Mapping[str, Planned], watcher: Watcher) -> list[Task]:
     runs: list[Task] = []
     free = {run.key: name for name, run in reversed(list(plan.items())) if not run.failures}
     for name, planned in sorted(plan.items(), key=lambda item: bool(item[1].failures)):
-        needed = _needed(planned, free, watcher)
+        needed = kind_of(planned.run).needs(planned, free, watcher)
         if isinstance(needed, Task):
             before.setdefault(needed.name, needed)
         needs = needed.name if isinstance(needed, Task) else needed
         runs.append(Task(name, _Run(planned, watcher), () if needs is None else (needs,)))
     return [*before.values(), *runs]
-
-
-def _needed(planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:
-    """What a run waits for: a task of its own, the name of another run, or nothing."""
-    run, threads = planned.run, planned.job.threads
-    if run.kind == "replay":
-        if planned.job.finished:
-            return None
-        folder = recording_folder(run, planned.data)
-        return Task(f"recording {folder.name}", lambda: record(run, planned.data, watcher, threads))
-    key = planned.key
-    if not planned.failures or find_baseline(key, run.checkpoint_every) is not None:
-        return None
-    return free.get(key) or Task(f"baseline {key}", lambda: train_baseline(run, key, watcher, threads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,35 +47,11 @@ class _Run:
     watcher: Watcher
 
     def __call__(self) -> dict[str, Any]:
-        entry = self._replayed() if self.planned.run.kind == "replay" else self._trained()
+        entry = kind_of(self.planned.run).entry(self.planned, self.watcher)
         return entry | {"folder": self.planned.job.folder.name}
-
-    def _trained(self) -> dict[str, Any]:
-        planned, run = self.planned, self.planned.run
-        if not (planned.job.folder / "job.json").exists():
-            planned.job.write()
-        kills: Sequence[int] = planned.failures if run.restores == "kill" else ()
-        diary = complete(planned.job, kills, planned.label, self.watcher)
-        key, interrupted = planned.key, any(restore["restored_step"] for restore in restores_of(diary))
-        if interrupted:
-            baseline = train_baseline(run, key, self.watcher, planned.job.threads)
-        else:
-            baseline = publish(diary, key, run.checkpoint_every)
-        return run_entry(run, diary, baseline)
-
-    def _replayed(self) -> dict[str, Any]:
-        planned, run = self.planned, self.planned.run
-        if not planned.job.finished:
-            record(run, planned.data, self.watcher, planned.job.threads)
-            planned.job.write()
-        diary = complete(planned.job, (), planned.label, self.watcher)
-        return replay_entry(run, diary, events.read(planned.job.recorded))
 
 
 def folder_job(folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
     """A run's job; one that has begun keeps its number of threads, which decides about its last bits."""
     begun = (folder / "job.json").exists()
-    recording = recording_folder(run, data) if run.kind == "replay" else None
-    return Job(
-        folder, run, saves=True, recording=recording, threads=Job.read(folder).threads if begun else threads
-    )
+    return kind_of(run).job(folder, run, data, Job.read(folder).threads if begun else threads)

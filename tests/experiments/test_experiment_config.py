@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from dynaquant_core.errors import ConfigError
-from dynaquant_core.experiments.config import expand, load_experiment, shipped_configs, validate
+from dynaquant_core.experiments.config import Experiment, expand, load_experiment, shipped_configs, validate
+from dynaquant_core.experiments.kinds.registry import KINDS
 from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 
@@ -173,3 +174,7 @@ def test_the_restore_configs_cover_what_they_promise(model: str, name: str, inte
     assert control == {(k, s) for k in (1, 5, 10) for s in (0, 1, 2)}
     assert {(run.restores, run.moments) for run in runs} == {("swap", "exact")}
     assert all(abs(run.checkpoint_every / run.steps - interval) <= 0.1 * interval for run in runs)
+
+
+def test_every_kind_that_a_file_may_name_is_in_the_table() -> None:
+    assert set(KINDS) == set(get_args(Experiment.model_fields["kind"].annotation))

@@ -1,0 +1,17 @@
+"""The table of kinds by their name in the YAML file."""
+
+from __future__ import annotations
+
+from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.kinds.base import Kind
+from dynaquant_core.experiments.kinds.replay import Replayed
+from dynaquant_core.experiments.kinds.train import Train
+
+__all__ = ["KINDS", "kind_of"]
+
+KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed()}
+
+
+def kind_of(run: Experiment) -> Kind:
+    """What a run's ``kind`` stands for."""
+    return KINDS[run.kind]

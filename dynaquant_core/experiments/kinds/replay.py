@@ -1,0 +1,51 @@
+"""Kind ``replay``: a run's exact states are recorded once, and every method saves those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+from dynaquant_core.experiments import events
+from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.crew import Task
+from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.kinds.base import Kind, Planned
+from dynaquant_core.experiments.record import record
+from dynaquant_core.experiments.recording import find_recording, recording_folder
+from dynaquant_core.experiments.results import replay_entry
+from dynaquant_core.experiments.supervisor import Watcher, complete
+
+__all__ = ["Replayed"]
+
+
+@final
+class Replayed(Kind):
+    """A recording comes first; runs of the same training share one."""
+
+    def preflight(self, run: Experiment, data: str) -> None:
+        """Refuses a recording that is another run's, or no longer whole."""
+        find_recording(recording_folder(run, data), run, data)
+
+    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
+        """Saving what was recorded."""
+        return Job(folder, run, saves=True, recording=recording_folder(run, data), threads=threads)
+
+    def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:  # noqa: ARG002
+        """The recording, unless this run is finished."""
+        if planned.job.finished:
+            return None
+        folder = recording_folder(planned.run, planned.data)
+        return Task(f"recording {folder.name}", lambda: _recorded(planned, watcher))
+
+    def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
+        """Saves every state that was recorded."""
+        if not planned.job.finished:
+            _recorded(planned, watcher)
+            planned.job.write()
+        diary = complete(planned.job, (), planned.label, watcher)
+        return replay_entry(planned.run, diary, events.read(planned.job.recorded))
+
+
+def _recorded(planned: Planned, watcher: Watcher) -> None:
+    record(planned.run, planned.data, watcher, planned.job.threads)

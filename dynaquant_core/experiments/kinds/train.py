@@ -1,0 +1,51 @@
+"""Kind ``train``: each run trains, saves meanwhile, and fails where it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from dynaquant_core.experiments.baseline import find_baseline, publish, train_baseline
+from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.crew import Task
+from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.kinds.base import Kind, Planned
+from dynaquant_core.experiments.restores import restores_of
+from dynaquant_core.experiments.results import run_entry
+from dynaquant_core.experiments.supervisor import Watcher, complete
+
+__all__ = ["Train"]
+
+
+@final
+class Train(Kind):
+    """A run without failures is the baseline of those with failures, which wait for it."""
+
+    def preflight(self, run: Experiment, data: str) -> None:
+        """Nothing beyond what every run is asked."""
+
+    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:  # noqa: ARG002
+        """Training beside a recorder."""
+        return Job(folder, run, saves=True, threads=threads)
+
+    def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:
+        """The same run undisturbed, where this one fails."""
+        run, threads, key = planned.run, planned.job.threads, planned.key
+        if not planned.failures or find_baseline(key, run.checkpoint_every) is not None:
+            return None
+        return free.get(key) or Task(f"baseline {key}", lambda: train_baseline(run, key, watcher, threads))
+
+    def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
+        """Trains to the end, through all failures."""
+        run, key = planned.run, planned.key
+        if not (planned.job.folder / "job.json").exists():
+            planned.job.write()
+        kills: Sequence[int] = planned.failures if run.restores == "kill" else ()
+        diary = complete(planned.job, kills, planned.label, watcher)
+        interrupted = any(restore["restored_step"] for restore in restores_of(diary))
+        if interrupted:
+            baseline = train_baseline(run, key, watcher, planned.job.threads)
+        else:
+            baseline = publish(diary, key, run.checkpoint_every)
+        return run_entry(run, diary, baseline)
