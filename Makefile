@@ -3,6 +3,7 @@
 #              the newest torch, and the older one that Composer needs (6 GB more)
 # make lint    only ruff and mypy
 # make bench   every stage against its floor and the off-the-shelf alternative, as ratios
+# make comparison  every method on the same models (hours; goes on where it stopped; COMPARISON_ARGS='--jobs 2')
 # make soak    the full-size runs that `make test` leaves out (hours)
 #
 # PYTHON=python3.12  the interpreter to start from      VENV=.venv, COMPOSER_VENV=.venv-composer  where they go
@@ -15,13 +16,14 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest test-composer lint bench soak clean
+.PHONY: help demo test test-newest test-composer lint bench comparison soak clean
 
 PYTHON ?= python3
 VENV ?= .venv
 COMPOSER_VENV ?= .venv-composer
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --json
+COMPARISON_ARGS ?=
 # Two processes, each with whole files: much of a test is Python, which one core runs.
 WORKERS ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
@@ -75,6 +77,10 @@ test-composer: $(COMPOSER_ENV)
 
 bench: $(DEV_ENV)
 	$(BIN)/dynaquant bench $(BENCH_ARGS)
+
+comparison: $(DEV_ENV)
+	$(BIN)/dynaquant run configs/comparison/replay.yaml $(COMPARISON_ARGS)
+	$(BIN)/dynaquant run configs/comparison/train.yaml $(COMPARISON_ARGS)
 
 soak: $(DEV_ENV) $(COMPOSER_ENV)
 	$(BIN)/python -m pytest -m slow --timeout=0 $(PYTEST_ARGS)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dynaquant_core.experiments.plan import read_prices
 from dynaquant_core.experiments.report.plots import png
-from dynaquant_core.experiments.report.price import draw_price, price_rows, spread_line
+from dynaquant_core.experiments.report.price import draw_price, price_rows, spread_lines
 
 
 def main() -> None:
@@ -32,7 +32,9 @@ def main() -> None:
     for row in rows:
         table.add_row(*row.values())
     Console(width=180).print(table)
-    print(f"{spread_line(runs)}; {arguments.output}: {arguments.output.stat().st_size // 1000} kB")
+    print(
+        f"{'; '.join(spread_lines(runs))}; {arguments.output}: {arguments.output.stat().st_size // 1000} kB"
+    )
 
 
 if __name__ == "__main__":

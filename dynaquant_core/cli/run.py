@@ -10,7 +10,7 @@ import typer
 from dynaquant_core.cli.messages import raise_volume
 from dynaquant_core.cli.output import Json, emit, print_table, write_line
 from dynaquant_core.cli.progress import Watch, watching
-from dynaquant_core.experiments import Progress, run_experiment, seed_rows, spread_line, summary
+from dynaquant_core.experiments import Progress, run_experiment, seed_rows, spread_lines, summary
 
 __all__ = ["run"]
 
@@ -37,7 +37,8 @@ def run(
     if together := seed_rows(results.data["runs"]):
         print_rows("mean and spread over seeds", together)
     if len(results.data["runs"]) > 1:
-        write_line(spread_line(results.data["runs"]))
+        for line in spread_lines(results.data["runs"]):
+            write_line(line)
     write_line(f"results: {results.path}")
     for page in sorted(results.path.parent.glob("*.html")):
         write_line(f"page: {page}")

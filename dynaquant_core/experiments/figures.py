@@ -10,7 +10,7 @@ from typing import Any
 from dynaquant_core.experiments.price import Figure, Run, method_label
 from dynaquant_core.experiments.results import STAGES
 
-__all__ = ["NUMBERS", "WORDS", "by_setting", "figures", "setting_label", "words"]
+__all__ = ["NUMBERS", "WORDS", "by_model", "by_setting", "figures", "model_label", "setting_label", "words"]
 
 #: What names a run, in this order; `words`.
 WORDS = (
@@ -85,6 +85,25 @@ def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figu
         together = {name: Figure.of(each[name] for each in numbers) for name in NUMBERS}
         found.append((alike[0], sorted(run["seed"] for run in alike), together))
     return found
+
+
+def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by what was trained, `model_label`, both in their order."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(model_label(run), []).append(run)
+    return groups
+
+
+def model_label(run: Run) -> str:
+    """A model's name and size.
+
+    Example:
+        >>> model_label({"model": "resnet", "parameters": 304_810})
+        'resnet 0.3M'
+    """
+    count = run["parameters"]
+    return f"{run['model']} {count / 1e6:.1f}M" if count >= 1e5 else f"{run['model']} {count / 1e3:.0f}k"
 
 
 def setting_label(run: Run) -> str:

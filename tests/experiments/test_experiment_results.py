@@ -15,6 +15,7 @@ from dynaquant_core.errors import DependencyError
 from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.report import summary, write_report
+from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.report.plots import PLOTS, draw
 from dynaquant_core.experiments.restores import lost_training
 from dynaquant_core.experiments.results import Results, run_entry
@@ -196,13 +197,37 @@ def test_the_page_needs_no_other_file(results: Results) -> None:
     write_report(results)
     text = (results.path.parent / "report.html").read_text(encoding="utf-8")
     images = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
-    assert len(images) == len(PLOTS) + 1  # and the price of restores
+    assert len(images) == len(PLOTS) + 2  # and of restores: their price, the rework
     assert all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
     assert len(re.findall(r"(?:src|href)=", text)) == len(images)
     assert "&lt;x&gt;" in text
     written = sorted(path.name for path in (results.path.parent / "plots").iterdir())
-    assert written == sorted(["price.png", *(f"run-0-{name}.png" for name in PLOTS)])
+    assert written == sorted(["price.png", "rework.png", *(f"run-0-{name}.png" for name in PLOTS)])
     assert "The price of a restore" in text
+
+
+def test_the_page_of_several_models_compares_them_beside_what_was_published(results: Results) -> None:
+    pytest.importorskip("matplotlib")
+    (run,) = results.data["runs"]
+    other = {**run, "model": "resnet", "parameters": 304_810, "method": "qd", "options": {}}
+    results.data["runs"] += [other]
+    write_report(results)
+    text = (results.path.parent / "report.html").read_text(encoding="utf-8")
+    assert {"tradeoff.png", "history.png"} <= {p.name for p in (results.path.parent / "plots").iterdir()}
+    assert "Comparison" in text
+    assert "<td>resnet 0.3M</td>" in text
+    assert "of other and far larger models" in text
+    assert "<td>ResNet-152</td><td>11.8x</td>" in text  # QD+, as published
+    assert [row["model"] for row in summary(results)][-1] == "resnet 0.3M"
+
+
+def test_a_stage_that_would_hold_up_a_large_training_is_named(results: Results) -> None:
+    (run,) = results.data["runs"]
+    seconds = {"collector": 0.0, "held": 1e-9 * run["parameters"], "search": 1e-7 * run["parameters"]}
+    entries = [{**entry, "seconds": seconds} for entry in run["checkpoints"]]
+    (row,) = overhead_rows([{**run, "checkpoints": entries}])
+    assert (row["335M, 30 min: without search"], row["all "]) == ("0.02%", "1.88%")
+    assert row["over 0.5%"] == "search"
 
 
 def test_without_a_restore_there_is_no_price(results: Results) -> None:

@@ -89,7 +89,7 @@ def test_the_quick_replay_runs_side_by_side(workplace: Path) -> None:
     assert len(list(Path("runs/.recordings").iterdir())) == 2
     assert len(summary(results)) == 8
     assert [row["seeds"] for row in seed_rows(runs)] == ["2"] * 4
-    assert "Mean and spread over seeds" in Path("out/report.html").read_text(encoding="utf-8")
+    assert "Comparison" in Path("out/report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

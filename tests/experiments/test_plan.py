@@ -12,7 +12,7 @@ import pytest
 from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments.plan import Wish, nearest_options, read_figures, read_prices
 from dynaquant_core.experiments.price import LAW, LAW_RANGE, Figure, Price, method_label, prices
-from dynaquant_core.experiments.report import spread_line
+from dynaquant_core.experiments.report import spread_lines
 from dynaquant_core.experiments.report.price import figure_text, price_rows
 from dynaquant_core.methods.registry import resolve_method
 
@@ -87,8 +87,11 @@ def test_the_table_and_the_sentence_show_the_spread() -> None:
     assert (first["final cost"], first["weights ratio"]) == ("+2.00% ± 1.41%", "40.5x ± 0.7x")
     assert (first["stale x interval"], first["law"], first["er"]) == ("0.200 ± 0.000", "+2.00%", "-")
     assert (second["stale x interval"], second["law"]) == ("-", "-")
-    assert spread_line(runs) == "uninterrupted runs: final loss 2.0500 ± 0.0707 (3.45%) over 2 seeds"
-    assert "one seed" in spread_line(runs[:1])
+    line = "uninterrupted runs: final loss 2.0500 ± 0.0707 (3.45%) over 2 seeds"
+    assert spread_lines(runs) == [line]
+    assert "one seed" in spread_lines(runs[:1])[0]
+    other = run(0, 1) | {"model": "vit", "parameters": 1_000_000}
+    assert [told.partition(",")[0] for told in spread_lines([*runs, other])][1] == "vit 1.0M"
     assert figure_text(None, "{}") == "-"
 
 

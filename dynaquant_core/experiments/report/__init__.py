@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynaquant_core.experiments.report.price import figure_text, has_restores, spread_line
-from dynaquant_core.experiments.report.seeds import seed_rows
+from dynaquant_core.experiments.report.comparison import seed_rows
+from dynaquant_core.experiments.report.price import figure_text, has_restores, spread_lines
 from dynaquant_core.experiments.report.spreadsheet import write_table
 from dynaquant_core.experiments.report.table import summary
 from dynaquant_core.experiments.report.write import write_report
@@ -12,7 +12,7 @@ __all__ = [
     "figure_text",
     "has_restores",
     "seed_rows",
-    "spread_line",
+    "spread_lines",
     "summary",
     "write_report",
     "write_table",

@@ -6,15 +6,34 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
-from dynaquant_core.experiments.price import prices
-from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_line
-from dynaquant_core.experiments.report.seeds import seed_rows
+from dynaquant_core.experiments.price import Run, prices
+from dynaquant_core.experiments.report.comparison import comparison_rows
+from dynaquant_core.experiments.report.overhead import overhead_rows
+from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_lines
+from dynaquant_core.experiments.report.published import SOURCE, published_rows
 from dynaquant_core.experiments.report.table import Row, checkpoint_rows, restore_rows, summary
 from dynaquant_core.experiments.results import Results
 
 __all__ = ["page"]
+
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
+
+#: What a plot of all runs shows, for those who cannot see it.
+TITLES = {
+    "tradeoff": "degradation over ratio, a panel a model, a mark a run",
+    "history": "ratio of each checkpoint over the training, a line a method",
+    "price": "final cost over stale x interval",
+    "rework": "rework after each restore",
+}
+
+OVERHEAD = (
+    "Shares of the training time: averaging gradients (collector), time the training is held, search.  "
+    "Beside them the same for 335M parameters and a checkpoint every 30 minutes, if a parameter costs as "
+    "many seconds there as here."
+)
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -27,20 +46,21 @@ pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px; }
 """
 
 
-def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | None = None) -> str:
+def page(
+    results: Results, plots: Sequence[Mapping[str, bytes]], together: Mapping[str, bytes] = NOTHING
+) -> str:
     """The page as text.
 
     Args:
         results: what to show.
         plots: for each run, plot name -> PNG; empty where there are none.
-        price: plot of what restores cost, PNG.
+        together: plots of all runs, by name.
     """
     name = escape(str(results.data["config"]["name"]))
     runs = results.data["runs"]
-    body = [f"<h1>{name}</h1>", _table(summary(results))]
-    together = seed_rows(runs)
-    body += ["<h2>Mean and spread over seeds</h2>", _table(together)] if together else []
-    body += _price(results, price)
+    body = [f"<h1>{name}</h1>", _table(summary(results)), *_comparison(runs, together)]
+    body += _price(results, together)
+    body += ["<h2>Overhead</h2>", f"<p>{OVERHEAD}</p>", _table(overhead_rows(runs))] if runs else []
     for index, (run, images) in enumerate(zip(runs, plots, strict=True)):
         body.append(_run(index, run, images))
     for title, key in (("Settings", "config"), ("Environment", "environment")):
@@ -54,7 +74,21 @@ def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | 
     )
 
 
-def _price(results: Results, png: bytes | None) -> list[str]:
+def _comparison(runs: Sequence[Run], plots: Mapping[str, bytes]) -> list[str]:
+    """All settings side by side, and beside them what was published; nothing for a single run."""
+    if len(runs) < 2:
+        return []
+    words = (
+        "Mean and, where there are several seeds, standard deviation.  Read ratios with stale beside them: a "
+        "small checkpoint that loses the progress since the last one is not a good checkpoint."
+    )
+    parts = ["<h2>Comparison</h2>", f"<p>{words}</p>", _table(comparison_rows(runs))]
+    parts += [_image(TITLES[name], plots[name]) for name in ("tradeoff", "history") if name in plots]
+    published = published_rows(runs)
+    return [*parts, f"<p>{SOURCE}</p>", _table(published)] if published else parts
+
+
+def _price(results: Results, plots: Mapping[str, bytes]) -> list[str]:
     """What restores cost; nothing where there was none."""
     runs = results.data["runs"]
     if not has_restores(runs):
@@ -65,8 +99,12 @@ def _price(results: Results, png: bytes | None) -> list[str]:
         "heals.  Band: what uninterrupted runs of other seeds differ by.  Hollow marks: thresholds above 1%."
     )
     parts = ["<h2>The price of a restore</h2>", f"<p>{words}</p>"]
-    parts += [] if png is None else [_image("final cost over stale x interval", png)]
-    return [*parts, _table(price_rows(prices(results.data))), f"<p>{escape(spread_line(runs))}.</p>"]
+    parts += [_image(TITLES[name], plots[name]) for name in ("price", "rework") if name in plots]
+    return [
+        *parts,
+        _table(price_rows(prices(results.data))),
+        *(f"<p>{escape(line)}.</p>" for line in spread_lines(runs)),
+    ]
 
 
 def _run(index: int, run: Mapping[str, Any], images: Mapping[str, bytes]) -> str:

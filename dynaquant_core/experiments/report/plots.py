@@ -87,6 +87,9 @@ def sizes(figure: Figure, run: Run) -> None:
         [steps[index] for index in keys], [everything[index] for index in keys],
         "s", color=RED, label="key checkpoint",
     )  # fmt: skip
+    for index, restore in enumerate(run["restores"]):
+        label = None if index else "resumed from"
+        left.axvline(restore["restored_step"], color=GREEN, linestyle=":", label=label)
     left.set(xlabel="step", ylabel="raw / stored", title="Ratio of each checkpoint")
     left.set_ylim(bottom=0)
     _legend(left)

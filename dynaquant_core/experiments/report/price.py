@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dynaquant_core.experiments.figures import by_model
 from dynaquant_core.experiments.price import (
     LAW,
     LAW_RANGE,
@@ -14,18 +15,17 @@ from dynaquant_core.experiments.price import (
     method_label,
     uninterrupted,
 )
+from dynaquant_core.experiments.report.palette import GREY, looks
 from dynaquant_core.experiments.report.table import Row, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["draw_price", "figure_text", "has_restores", "price_rows", "spread_line"]
+    from dynaquant_core.experiments.report.palette import Look
 
-#: Colour-blind safe (Okabe and Ito), a method each; then they repeat with another mark.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
-MARKS = ("o", "s", "^", "D")
-GREY = "#777777"
+__all__ = ["draw_price", "figure_text", "has_restores", "price_rows", "spread_lines"]
+
 #: Least right end of the axis of stale x interval.
 LEAST_SUM = 0.1
 
@@ -71,8 +71,19 @@ def figure_text(figure: Figure | None, form: str) -> str:
     return text if figure.spread is None else f"{text} ± {form.replace('+', '').format(figure.spread)}"
 
 
-def spread_line(runs: Sequence[Run]) -> str:
-    """What uninterrupted runs of other seeds differ by: smaller costs cannot be told from chance."""
+def spread_lines(runs: Sequence[Run]) -> list[str]:
+    """A line a model: what its uninterrupted runs of other seeds differ by.
+
+    Smaller costs cannot be told from chance.
+    """
+    models = by_model(runs)
+    return [
+        f"{model}, {_spread_line(mine)}" if len(models) > 1 else _spread_line(mine)
+        for model, mine in models.items()
+    ]
+
+
+def _spread_line(runs: Sequence[Run]) -> str:
     figure, floor = uninterrupted(runs)
     if figure is None or figure.spread is None or floor is None:
         return "uninterrupted runs: one seed, so that chance cannot be told from cost"
@@ -87,17 +98,16 @@ def spread_line(runs: Sequence[Run]) -> str:
 def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
     """Left: final cost over the sum of stale x interval, a mark a run, with the law; right: over the ratio.
 
-    The grey band is what uninterrupted runs of other seeds differ by.
+    The grey band is what uninterrupted runs of other seeds differ by, where there is one model only.
     """
     left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    labels = list(dict.fromkeys(method_label(run) for run in runs))
     restored = [run for run in runs if run["restores"] and run["final"]["relative_degradation"] is not None]
-    for index, label in enumerate(labels):
+    for label, look in looks(runs).items():
         mine = [run for run in restored if method_label(run) == label]
-        _marks(left, mine, [run["stale_times_interval"] for run in mine], index, label)
-        _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], index, label)
+        _marks(left, mine, [run["stale_times_interval"] for run in mine], look, label)
+        _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], look, label)
     _law(left, restored)
-    floor = uninterrupted(runs)[1]
+    floor = uninterrupted(runs)[1] if len(by_model(runs)) == 1 else None
     for axes in (left, right):
         axes.axhline(0, color=GREY, linewidth=0.8)
         if floor is not None:
@@ -110,9 +120,8 @@ def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
     left.legend(frameon=False, fontsize="small", loc="best")
 
 
-def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], index: int, label: str) -> None:
+def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], look: Look, label: str) -> None:
     """A mark a run: hollow at a threshold above 1%, larger with more restores."""
-    colour, mark = COLOURS[index % len(COLOURS)], MARKS[index // len(COLOURS) % len(MARKS)]
     named = False
     for run, x in zip(runs, across, strict=True):
         if x is None:
@@ -120,10 +129,10 @@ def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], inde
         axes.plot(
             x,
             100 * run["final"]["relative_degradation"],
-            mark,
-            color=colour,
+            look.mark,
+            color=look.colour,
             markersize=4 + 0.5 * len(run["restores"]),
-            markerfacecolor="none" if run["threshold"] > 0.01 else colour,
+            markerfacecolor="none" if run["threshold"] > 0.01 else look.colour,
             label=None if named else label,
         )
         named = True

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dynaquant_core.experiments.figures import figures, setting_label
+from dynaquant_core.experiments.figures import by_model, figures, model_label, setting_label
 from dynaquant_core.experiments.results import STAGES, Results
 
 __all__ = ["Row", "checkpoint_rows", "number", "percent", "restore_rows", "size", "spent", "summary", "times"]
@@ -16,7 +16,7 @@ Row = dict[str, str]
 
 
 def summary(results: Results) -> list[Row]:
-    """A row for each run: what was saved, and what it cost in the end.
+    """A row for each run: what was saved, and what it cost in the end; the model where there are several.
 
     Example:
         >>> from pathlib import Path
@@ -24,7 +24,12 @@ def summary(results: Results) -> list[Row]:
         []
     """
     rows = {"train": _trained_row, "replay": _replayed_row}
-    return [rows[run["kind"]](index, run) for index, run in enumerate(results.data["runs"])]
+    runs = results.data["runs"]
+    several = len(by_model(runs)) > 1
+    return [
+        ({"model": model_label(run)} if several else {}) | rows[run["kind"]](index, run)
+        for index, run in enumerate(runs)
+    ]
 
 
 def _trained_row(index: int, run: Mapping[str, Any]) -> Row:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dynaquant_core.errors import DependencyError, StorageError
+from dynaquant_core.experiments.price import Run
+from dynaquant_core.experiments.report.history import draw_history
 from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.report.plots import draw, png
 from dynaquant_core.experiments.report.price import draw_price, has_restores
+from dynaquant_core.experiments.report.rework import draw_rework, has_rework
+from dynaquant_core.experiments.report.tradeoff import draw_tradeoff
 from dynaquant_core.experiments.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["write_report"]
 
@@ -19,10 +27,10 @@ MOST_DRAWN = 24
 
 @dataclass(frozen=True, slots=True)
 class _Plots:
-    """PNGs: of each run by name, and of what restores cost."""
+    """PNGs: of each run by name, and of all runs together by name."""
 
     runs: list[dict[str, bytes]]
-    price: bytes | None = None
+    together: dict[str, bytes] = field(default_factory=dict)
     missing: DependencyError | None = None
 
     def files(self) -> Mapping[str, bytes]:
@@ -32,11 +40,11 @@ class _Plots:
             for index, images in enumerate(self.runs)
             for name, data in images.items()
         }
-        return named if self.price is None else named | {"price.png": self.price}
+        return named | {f"{name}.png": data for name, data in self.together.items()}
 
 
 def write_report(results: Results) -> None:
-    """Writes ``plots/run-N-NAME.png``, ``plots/price.png`` where there were restores, and ``report.html``.
+    """Writes ``plots/run-N-NAME.png``, ``plots/NAME.png`` of all runs together, and ``report.html``.
 
     Raises:
         DependencyError: matplotlib is missing; the page is written all the same, without plots.
@@ -47,7 +55,7 @@ def write_report(results: Results) -> None:
         for name, data in plots.files().items():
             (folder / "plots").mkdir(exist_ok=True)
             (folder / "plots" / name).write_bytes(data)
-        (folder / "report.html").write_text(page(results, plots.runs, plots.price), encoding="utf-8")
+        (folder / "report.html").write_text(page(results, plots.runs, plots.together), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{folder}: the report cannot be written: {error.strerror}.") from None
     if plots.missing is not None:
@@ -58,7 +66,19 @@ def _drawn(results: Results) -> _Plots:
     runs = results.data["runs"]
     nothing: list[dict[str, bytes]] = [{} for _ in runs]
     try:
-        price = png(draw_price, runs) if has_restores(runs) else None
-        return _Plots([draw(run) for run in runs] if len(runs) <= MOST_DRAWN else nothing, price)
+        together = {name: png(plot, runs) for name, plot in _wanted(runs).items()}
+        return _Plots([draw(run) for run in runs] if len(runs) <= MOST_DRAWN else nothing, together)
     except DependencyError as error:
         return _Plots(nothing, missing=error)
+
+
+def _wanted(runs: Sequence[Run]) -> dict[str, Callable[[Figure, Sequence[Run]], None]]:
+    """The plots of all runs together that have something to show."""
+    wanted: dict[str, Callable[[Figure, Sequence[Run]], None]] = {}
+    if len(runs) > 1:
+        wanted |= {"tradeoff": draw_tradeoff, "history": draw_history}
+    if has_restores(runs):
+        wanted["price"] = draw_price
+    if has_rework(runs):
+        wanted["rework"] = draw_rework
+    return wanted

@@ -1,18 +1,19 @@
-"""Runs that differ in their seed only, together: mean and spread."""
+"""The comparison: a row a setting, runs that differ in their seed only together as mean and spread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynaquant_core.experiments.figures import by_setting, setting_label
+from dynaquant_core.experiments.figures import by_model, by_setting, setting_label
 from dynaquant_core.experiments.price import Figure, Run
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, percent
 
-__all__ = ["seed_rows"]
+__all__ = ["comparison_rows", "seed_rows"]
 
 #: Column title -> the number it shows, and how.
 COLUMNS = {
+    "met": ("met", "{:.0f}"),
     "weights ratio": ("ratio_weights", "{:.1f}x"),
     "state ratio": ("ratio_state", "{:.1f}x"),
     "degradation": ("degradation_mean", "{:+.2%}"),
@@ -26,16 +27,30 @@ COLUMNS = {
 
 
 def seed_rows(runs: Sequence[Run]) -> list[Row]:
-    """A row for each setting; none where no setting has several seeds.
+    """A row for each setting, those of a model together; none where no setting has several seeds.
 
     Example:
         >>> seed_rows([])
         []
     """
-    settings = by_setting(runs)
-    if all(len(seeds) < 2 for _, seeds, _ in settings):
+    if all(len(seeds) < 2 for _, seeds, _ in by_setting(runs)):
         return []
-    return [_row(run, seeds, numbers) for run, seeds, numbers in settings]
+    return comparison_rows(runs)
+
+
+def comparison_rows(runs: Sequence[Run]) -> list[Row]:
+    """A row for each setting, those of a model together; the model is named where there are several.
+
+    Example:
+        >>> comparison_rows([])
+        []
+    """
+    models = by_model(runs)
+    return [
+        ({"model": model} if len(models) > 1 else {}) | _row(run, seeds, numbers)
+        for model, mine in models.items()
+        for run, seeds, numbers in by_setting(mine)
+    ]
 
 
 def _row(run: Run, seeds: Sequence[int], numbers: Mapping[str, Figure | None]) -> Row:

@@ -1,0 +1,54 @@
+"""Colours and marks, the same for a method in every plot of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dynaquant_core.experiments.price import Run, method_label
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+
+__all__ = ["GREY", "Look", "looks", "plain_numbers"]
+
+#: Colour-blind safe (Okabe and Ito), a method each; then they repeat with another mark.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
+MARKS = ("o", "s", "^", "D")
+GREY = "#777777"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a method is drawn.
+
+    Args:
+        colour: of its lines and marks.
+        mark: matplotlib's word for it.
+    """
+
+    colour: str
+    mark: str
+
+
+def looks(runs: Sequence[Run]) -> dict[str, Look]:
+    """Label of each method, in order of appearance, and how it is drawn.
+
+    Example:
+        >>> looks([{"method": "a", "options": {}}])
+        {'a': Look(colour='#0072B2', mark='o')}
+    """
+    labels = dict.fromkeys(method_label(run) for run in runs)
+    return {
+        label: Look(COLOURS[index % len(COLOURS)], MARKS[index // len(COLOURS) % len(MARKS)])
+        for index, label in enumerate(labels)
+    }
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Numbers of a logarithmic axis as people read them: 40, not 4 x 10^1."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
