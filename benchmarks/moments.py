@@ -31,7 +31,7 @@ from dynaquant_core.methods import Hints
 from dynaquant_core.methods.base import Method
 from dynaquant_core.methods.moments import MOMENTS, moments_method
 from dynaquant_core.state import TensorSpec, assign_roles, flatten
-from dynaquant_core.store.rebase import TableSource
+from dynaquant_core.store.revision import TableSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ what it held before.  Search and store see a method through this page only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from dynaquant_core.state.spec import TensorSpec
 __all__ = [
     "Draft",
     "Hints",
+    "Merging",
     "Method",
     "Reference",
     "Space",
@@ -102,6 +103,31 @@ class Reference(Protocol):
 
     def state(self) -> dict[str, Tensor]:
         """All tensors, decoded."""
+        ...
+
+
+@runtime_checkable
+class Merging(Protocol):
+    """A method that can write one link of a chain in place of several.
+
+    Attributes:
+        super_step: how many links a store makes one of, in the background, where retention no longer wants
+            those between; 0: it leaves chains as they are.
+    """
+
+    super_step: int
+
+    def merge(self, links: Sequence[StreamSource], base: Reference) -> Iterable[Stream]:
+        """Streams that decode, against ``base``, to what a reader of all links holds.
+
+        Args:
+            links: of at least one checkpoint, oldest first, each written against the one before; read on
+                demand.
+            base: what a reader holds before the first.
+
+        Raises:
+            CorruptFileError: the links are not what this method writes.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dynaquant_core.errors import CorruptFileError, LimitError, MissingBaseError
 from dynaquant_core.format import FileReader, Index
-from dynaquant_core.methods.base import Method, Reference
+from dynaquant_core.methods.base import Method, Reference, StreamSource
 from dynaquant_core.methods.moments import MOMENTS
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.state import TensorSpec
@@ -129,6 +129,26 @@ class Chain:
                 f"{self.last.entry.path.name} and its base {link.entry.path.name} do not belong together: "
                 f"the part {part!r} holds other tensors or is of another method."
             )
+
+    def sources(self, part: str, count: int) -> list[StreamSource]:
+        """A part's streams in each of the last ``count`` files, oldest first, read on demand.
+
+        Raises:
+            CorruptFileError: not all of them speak of the same tensors in the same language.
+        """
+        links, last = self._links[-count:], self.last
+        for link in links:
+            if not _is_alike(link, part, last.specs(part), last.meta.parts[part]):
+                self._require_restart(link, part)
+        return [link.reader.source(part) for link in links]
+
+    def reference(self, part: str, above: Link) -> Reference | None:
+        """What a part of ``above`` is decoded on where this chain is its base; None: it stands alone."""
+        specs = above.specs(part)
+        if not _is_alike(self.last, part, specs, above.meta.parts[part]):
+            return None
+        held = self.hold(specs).get(part)
+        return held.reference if held is not None else None
 
     def method(self, part: str) -> Method:
         """The method that reads a part of the checkpoint wanted; raises UnknownMethodError."""

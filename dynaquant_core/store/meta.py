@@ -53,6 +53,7 @@ class Meta:
         base: None for a key checkpoint.
         parts: part -> how it was written; a part without tensors is absent.
         report: what the search recorded (quality, degradation, met, ..., seconds, search_state).
+        links: how many links of a chain the weights' streams stand for; above 1 it is a super step.
     """
 
     step: int
@@ -61,6 +62,7 @@ class Meta:
     base: BaseLink | None
     parts: Mapping[str, PartMeta]
     report: Mapping[str, Any] = field(default_factory=dict)
+    links: int = 1
 
     @property
     def kind(self) -> str:
@@ -79,6 +81,7 @@ class Meta:
             "step": self.step,
             "sequence": self.sequence,
             "revision": self.revision,
+            **({"links": self.links} if self.links > 1 else {}),
             "kind": self.kind,
             "base": base and {"step": base.step, "sequence": base.sequence, "digest": base.digest},
             "parts": {
@@ -101,6 +104,7 @@ class Meta:
             True
         """
         numbers = {key: data.get(key, 0) for key in ("step", "sequence", "revision")}
+        numbers["links"] = data.get("links", 1)
         for key, value in numbers.items():
             if type(value) is not int or not 0 <= value < LIMIT:
                 raise CorruptFileError(

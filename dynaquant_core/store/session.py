@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dynaquant_core.errors import StoreNotEmptyError
@@ -18,6 +20,7 @@ from dynaquant_core.store.meta import PartMeta
 from dynaquant_core.store.parts import Base, Division
 from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.saving import Sealed
+from dynaquant_core.store.super_step import SuperSteps
 from dynaquant_core.store.writer import Writer
 
 __all__ = ["Session"]
@@ -30,7 +33,7 @@ class Session:
 
     Args:
         folder: the store; made at the first write.
-        catalogue, reader, writer: of the same folder.
+        catalogue, reader, writer, super_steps: of the same folder.
         max_chain: deltas in a row after a key.
 
     Attributes:
@@ -41,7 +44,13 @@ class Session:
     """
 
     def __init__(
-        self, folder: Path, catalogue: Catalogue, reader: Reader, writer: Writer, max_chain: int
+        self,
+        folder: Path,
+        catalogue: Catalogue,
+        reader: Reader,
+        writer: Writer,
+        super_steps: SuperSteps,
+        max_chain: int,
     ) -> None:
         self.loaded: CheckpointInfo | None = None
         self.last: Base | None = None
@@ -51,6 +60,7 @@ class Session:
         self._catalogue = catalogue
         self._reader = reader
         self._writer = writer
+        self._super_steps = super_steps
         self._max_chain = max_chain
         self._lock = WriterLock(folder)
         self._guard = threading.RLock()
@@ -94,11 +104,35 @@ class Session:
             return self._usable_base(division)
 
     def commit(self, sealed: Sealed) -> CheckpointInfo:
-        """Writes a sealed save (see `Writer.commit`), one at a time."""
+        """Writes a sealed save (see `Writer.commit`), one at a time, then merges what makes a super step.
+
+        Returns:
+            Its info, as it was saved; where links were merged, with the seconds that this took.
+        """
         with self.writing():
             self.loaded, self._base = self._writer.commit(sealed)
             self.last, self.written = self._base, sealed.parts.get("weights", self.written)
+            seconds = self._merge()
+            if seconds is not None:
+                self.loaded = replace(self.loaded, seconds={**self.loaded.seconds, "merge": seconds})
             return self.loaded
+
+    def _merge(self) -> float | None:
+        """Merges links; returns the seconds that it took, None where the newest checkpoint stays as it is.
+
+        A failure is logged, not raised: the checkpoint is saved, and its chain stays as it was.
+        """
+        started = time.perf_counter()
+        try:
+            base = self._super_steps.merge()
+        except Exception as error:  # noqa: BLE001 - whatever a method's merge ends in, the save has succeeded
+            logger.warning("the checkpoint is saved, but the links below it could not be merged: %s", error)
+            return None
+        if base is None:
+            return None
+        self._base = self.last = base
+        self._writer.tidy()
+        return time.perf_counter() - started
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from dynaquant_core.store.reader import Reader
 from dynaquant_core.store.retention import Policy
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.session import Session
+from dynaquant_core.store.super_step import SuperSteps
 from dynaquant_core.store.upkeep import Upkeep
 from dynaquant_core.store.verify import verify
 from dynaquant_core.store.writer import Writer
@@ -91,7 +92,8 @@ class CheckpointStore:
         self._catalogue = Catalogue(self.path)
         self._reader = Reader(self.path, self._catalogue, self._settings.weights)
         writer = Writer(self.path, self._catalogue, policy)
-        self._session = Session(self.path, self._catalogue, self._reader, writer, max_chain)
+        super_steps = SuperSteps(self.path, self._catalogue, policy, self._settings.weights)
+        self._session = Session(self.path, self._catalogue, self._reader, writer, super_steps, max_chain)
         self._loading = Loading(self._reader, self._session)
         self._upkeep = Upkeep(
             self.path,
@@ -308,8 +310,9 @@ class CheckpointStore:
     def compact(self) -> None:
         """Frees space: every checkpoint that stays only because another builds on it is removed.
 
-        What builds on such a one is written anew as a key checkpoint that decodes to the same bits, and so is
-        every link of a chain longer than ``max_chain``.  Old files go only after the new ones are committed.
+        What builds on such a one is written anew, to the same bits: merged onto the nearest one below that
+        stays, where its method can merge; else as a key checkpoint, and so is every link of a chain longer
+        than ``max_chain``.  Old files go only after the new ones are committed.
 
         Raises:
             StoreLockedError: another writer holds the store.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dynaquant_core.errors import CorruptFileError, MissingBaseError, UnsafePathError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Catalogue, Entry
+from dynaquant_core.store.merge import merge
 from dynaquant_core.store.names import parse_name
 from dynaquant_core.store.pins import read_pins, write_pins
 from dynaquant_core.store.reader import Reader
@@ -109,13 +110,28 @@ class Upkeep:
             if entry.base_digest is None or (base and base.digest == entry.base_digest):
                 continue
             try:
-                new = rebase(self._catalogue.scan(), entry, base, self._own)
+                merged = self._merged(entry, settled, max_chain)
+                new = merged or rebase(self._catalogue.scan(), entry, base, self._own)
             except (CorruptFileError, MissingBaseError, UnsafePathError) as error:
                 logger.warning("%s cannot be re-based and stays as it is: %s", entry.path.name, error)
                 continue
-            settled[entry.digest] = new, depth + 1 if new.base_digest else 0
+            stands_on = {file.digest: length for file, length in settled.values()}
+            settled[entry.digest] = new, stands_on[new.base_digest] + 1 if new.base_digest else 0
             replaced.append(entry.digest)
         return replaced
+
+    def _merged(self, entry: Entry, settled: Mapping[str, tuple[Entry, int]], max_chain: int) -> Entry | None:
+        """The entry on the nearest checkpoint below that stays; None: its base stays, or a key is due."""
+        scan = self._catalogue.scan()
+        if entry.base_digest in settled:
+            return None
+        below = scan.by_digest(entry.base_digest or "")
+        while below is not None and below.digest not in settled:
+            below = scan.by_digest(below.base_digest or "")
+        if below is None:
+            return None
+        base, depth = settled[below.digest]
+        return merge(scan, entry, base, self._own) if depth < max_chain else None
 
 
 def _hints_at(name: str, step: int) -> bool:

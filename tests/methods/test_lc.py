@@ -233,6 +233,12 @@ def test_points_and_options_are_checked():
         LcConfig.from_dict({"bit": 3})
     with pytest.raises(ConfigError, match="stages"):
         Lc(stages="PH")
+    for links in (1, -2, 256, True, 2.0, None):
+        with pytest.raises(ConfigError, match="super_step must be 0 or a whole number from 2 to 255"):
+            Lc(super_step=links)
+    assert Lc(super_step=4).options() == Lc().options() == {"stages": "EPH"}, (
+        "a chain goes on when it changes"
+    )
     assert Lc().space(gradients=False).axes == {"bits": (8, 7, 6, 5, 4, 3, 2)}
     assert Lc(stages="EH").space(gradients=False).axes == {"bits": (8,)}
 

@@ -17,7 +17,7 @@ from dynaquant_core.methods.pooling import write_layout
 from dynaquant_core.methods.tensorwise import CODED, WORDS, TensorMethod, TensorsHeld
 from dynaquant_core.methods.words import CODECS, Plain, plain_of
 from dynaquant_core.quantize.change import moved
-from dynaquant_core.quantize.exponent import quantised
+from dynaquant_core.quantize.exponent import MOST_STEPS, quantised
 from dynaquant_core.state import TensorSpec
 
 __all__ = ["Lc", "LcConfig"]
@@ -72,9 +72,11 @@ class Lc(TensorMethod[LcConfig, Coded, Tracked]):
 
     Args:
         stages: which stages run: ``"EPH"``, ``"EP"``, ``"EH"`` or ``"E"``.
+        super_step: deltas that a store makes one of in the background, where only the last of them is wanted:
+            2 to 255; 0: none.  Readers need not know it.
 
     Raises:
-        ConfigError: there is no such combination of stages.
+        ConfigError: there is no such combination of stages, or ``super_step`` is no such number.
 
     Example:
         >>> import torch
@@ -89,12 +91,17 @@ class Lc(TensorMethod[LcConfig, Coded, Tracked]):
     name = "lc"
     point = LcConfig
 
-    def __init__(self, *, stages: Stages = "EPH") -> None:
+    def __init__(self, *, stages: Stages = "EPH", super_step: int = 0) -> None:
         require_choice("method lc", "stages", stages, get_args(Stages))
-        self.stages = stages
+        good = type(super_step) is int and (super_step == 0 or 2 <= super_step <= MOST_STEPS)
+        require(
+            good,
+            f"method lc: super_step must be 0 or a whole number from 2 to {MOST_STEPS}, got {super_step!r}.",
+        )
+        self.stages, self.super_step = stages, super_step
 
     def options(self) -> dict[str, Any]:
-        """The stages; a reader finds out by itself."""
+        """The stages; a super step is read like any other link."""
         return {"stages": self.stages}
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
@@ -145,7 +152,7 @@ class Lc(TensorMethod[LcConfig, Coded, Tracked]):
         return read_tracked(source, name, spec, base)
 
     def merge(self, links: Sequence[StreamSource], base: Reference) -> list[Stream]:
-        """One link in place of several consecutive ones: the paper's super step, for whoever keeps a store.
+        """One link in place of several consecutive ones: the paper's super step.
 
         A reader of it holds what a reader of all of them holds, bit for bit, tables included; so what builds
         on the last of them builds on it.

@@ -30,12 +30,10 @@ def super_step(links: Sequence[StreamSource], base: TensorsHeld[Tracked], *, huf
 
     def merge(name: str) -> list[Stream]:
         spec, held = links[0].specs[name], base.of(name, links[0].specs[name])
-        changes: list[Link] | None = []
-        last = held
-        for source, place in zip(links, places, strict=True):
+        joined, last = _followed(links[0], places[0][name], name, spec, held)
+        for source, place in zip(links[1:], places[1:], strict=True):  # codes of two links in memory, not all
             change, last = _followed(source, place[name], name, spec, last)
-            changes = None if change is None or changes is None else [*changes, change]
-        joined = merged(changes) if changes else None
+            joined = None if joined is None or change is None else merged([joined, change])
         if joined is None:
             return list(whole_streams(name, expect_base(last, name), spec))
         after = _after(joined, expect_base(held, name), expect_base(last, name), huffman=huffman)
