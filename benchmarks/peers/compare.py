@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from coder import Coder, Meets, Tensors
 from judge import Judge, Reference, within_movement, within_threshold
 from states import State, nbytes, same_bits, state_of
 from table import Peer
+from torch import Tensor
 
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.measures import MovementWatch
@@ -50,7 +51,7 @@ class Comparison:
         """
         watch = self.judge.watch(state_of(self.recording.load(0)["state"]).weights)
         sides = [self._side(peer) for _ in ("writer", "reader")]
-        for index, step in enumerate(self.recording.steps):
+        for step in self.recording.steps:
             state = state_of(self.recording.load(step)["state"])
             reference = self._reference(step, state)
             meets = within_threshold(self.judge, reference, threshold)
@@ -58,7 +59,7 @@ class Comparison:
                 meets = within_movement(watch, state.weights, er, meets)
             entry, decoded = _through(state, folder / f"step-{step}", *sides, meets)
             yield (
-                {"step": step, "kind": "delta" if index else "key"}
+                {"step": step}
                 | entry
                 | self.judge.entry(reference, decoded["weight"], threshold)
                 | _moved(watch, state.weights, decoded["weight"])
@@ -112,15 +113,13 @@ def _moved(watch: MovementWatch, true: Tensors, decoded: Tensors) -> Entry:
 
 def _relative(true: Tensors, decoded: Tensors) -> dict[str, float | None]:
     """Moment -> root of its squared error over that of its squares, all tensors together."""
-    sums: dict[str, list[float]] = {}
+    sums: dict[str, Tensor] = {}
     for name, tensor in true.items():
-        error, squares = sums.setdefault(name.rpartition("/")[2], [0.0, 0.0])
-        off = decoded[name].double() - tensor.double()
-        sums[name.rpartition("/")[2]] = [
-            error + float(off.square().sum()),
-            squares + float(tensor.double().square().sum()),
-        ]
-    return {name: math.sqrt(error / squares) if squares else None for name, (error, squares) in sums.items()}
+        moment = name.rpartition("/")[2]
+        exact, off = tensor.double(), decoded[name].double() - tensor.double()
+        squares = torch.stack([off.square().sum(), exact.square().sum()])
+        sums[moment] = sums.get(moment, torch.zeros(2)) + squares
+    return {moment: float((error / all_).sqrt()) if all_ else None for moment, (error, all_) in sums.items()}
 
 
 def _on_disk(folder: Path) -> int:
