@@ -61,7 +61,7 @@ class Comparison:
             yield (
                 {"step": step}
                 | entry
-                | self.judge.entry(reference, decoded["weight"], threshold)
+                | self.judge.entry(reference, decoded["weight"], threshold, same=entry["bits"]["weight"])
                 | _moved(watch, state.weights, decoded["weight"])
             )
             watch.advance(decoded["weight"])
@@ -71,7 +71,7 @@ class Comparison:
 
     def _reference(self, step: int, state: State) -> Reference:
         if step not in self._references:
-            self._references[step] = self.judge.reference(state.weights)
+            self._references[step] = Reference(self.judge, state.weights)
         return self._references[step]
 
 

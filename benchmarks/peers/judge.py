@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 from coder import Meets, Tensors
 
@@ -19,14 +20,25 @@ __all__ = ["Judge", "Reference", "within_movement", "within_threshold"]
 
 
 class Reference:
-    """Quality of the true weights of one checkpoint, on both evaluation sets.
+    """Quality of the true weights of one checkpoint, each set measured when it is first asked for.
 
     Args:
-        search, heldout: one value a batch.
+        judge: who measures.
+        weights: the true ones.
     """
 
-    def __init__(self, search: list[float], heldout: list[float]) -> None:
-        self.search, self.heldout = Quality.of(search), Quality.of(heldout)
+    def __init__(self, judge: Judge, weights: Tensors) -> None:
+        self._judge, self._weights = judge, weights
+
+    @cached_property
+    def search(self) -> Quality:
+        """One value a batch."""
+        return self._judge.quality(self._weights, "search")
+
+    @cached_property
+    def heldout(self) -> Quality:
+        """One value a batch."""
+        return self._judge.quality(self._weights, "heldout")
 
 
 class Judge:
@@ -49,28 +61,25 @@ class Judge:
         self.names = [name for name, tensor in parameters.items() if is_quantisable(tensor)]
         self.parameters = sum(tensor.numel() for tensor in parameters.values())
 
-    def reference(self, weights: Tensors) -> Reference:
-        """What weights are worth that lost nothing."""
+    def quality(self, weights: Tensors, part: Literal["search", "heldout"]) -> Quality:
+        """What weights are worth on the set that a search looks at, or on that which only the report does."""
         self._load(weights)
-        data = self._trainer.data
-        return Reference(
-            *(self._trainer.quality(batches, self._reader) for batches in (data.search, data.heldout))
-        )
+        return Quality.of(self._trainer.quality(getattr(self._trainer.data, part), self._reader))
 
     def on_search(self, reference: Reference, weights: Tensors) -> Degradation:
-        """By how much weights are worse on the set that a search may look at."""
-        self._load(weights)
-        found = self._trainer.quality(self._trainer.data.search, self._reader)
-        return degradation(reference.search, Quality.of(found), self._mode)
+        """By how much weights are worse on the search set."""
+        return degradation(reference.search, self.quality(weights, "search"), self._mode)
 
     def on_heldout(self, reference: Reference, weights: Tensors) -> Degradation:
-        """The same on the set that only the report looks at."""
-        self._load(weights)
-        found = self._trainer.quality(self._trainer.data.heldout, self._reader)
-        return degradation(reference.heldout, Quality.of(found), self._mode)
+        """The same on the held-out set."""
+        return degradation(reference.heldout, self.quality(weights, "heldout"), self._mode)
 
-    def entry(self, reference: Reference, weights: Tensors, threshold: float) -> dict[str, Any]:
-        """``degradation`` and ``met`` of a checkpoint, as in results.json."""
+    def entry(
+        self, reference: Reference, weights: Tensors, threshold: float, *, same: bool
+    ) -> dict[str, Any]:
+        """``degradation`` and ``met`` of a checkpoint, as in results.json; ``same``: every bit came back."""
+        if same:
+            return {"degradation": {"search": 0.0, "heldout": 0.0, "heldout_se": 0.0}, "met": True}
         search, heldout = self.on_search(reference, weights), self.on_heldout(reference, weights)
         figures = {"search": search.mean, "heldout": heldout.mean, "heldout_se": heldout.se}
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}

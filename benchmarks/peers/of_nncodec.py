@@ -28,6 +28,9 @@ Arrays = dict[str, NDArray[np.float32]]
 #: Steps grow by 2^(1/4) with each; the finest is about 4e-6, the coarsest 1.
 FINEST, COARSEST = -72, 0
 
+#: Where the search of the first checkpoint begins; later ones begin where the one before ended.
+FIRST = -24
+
 #: Vectors get an eighth of the matrices' step.  The package's own rule, -75 whatever the rest, is for files
 #: in full; it costs 3% more here.
 VECTORS = -12
@@ -41,6 +44,7 @@ class NNCodec:
 
     def __init__(self) -> None:
         self._held: Arrays | None = None
+        self._qp = FIRST
 
     def write(self, tensors: Tensors, folder: Path, meets: Meets) -> Note:
         """Writes ``update.nnc``, and beside it what is not float32."""
@@ -56,11 +60,12 @@ class NNCodec:
         def judged(candidate: tuple[bytearray, Arrays, float]) -> bool:
             return meets(_tensors(candidate[1]) | rest)
 
-        qp, (stream, self._held, seconds), count = coarsest(tried, judged, FINEST, COARSEST)
+        found = coarsest(tried, judged, FINEST, COARSEST, self._qp)
+        self._qp, (stream, self._held, seconds), count = found
         (folder / "update.nnc").write_bytes(stream)
         if rest:
             save_file(rest, folder / "rest.safetensors")
-        return Note(seconds, f"qp {qp}", count)
+        return Note(seconds, f"qp {self._qp}", count)
 
     def read(self, folder: Path) -> dict[str, Tensor]:
         """What was held, and the update on top of it."""

@@ -98,18 +98,20 @@ def complaint(bench: SimpleNamespace, capsys: pytest.CaptureFixture[str], *words
     return err
 
 
-@given(finest=st.integers(-80, 0), span=st.integers(1, 80), limit=st.integers(-100, 100))
+@given(finest=st.integers(-80, 0), span=st.integers(1, 80), limit=st.integers(-100, 100), guess=st.integers())
 def test_the_search_finds_the_coarsest_that_meets(
-    bench: SimpleNamespace, finest: int, span: int, limit: int
+    bench: SimpleNamespace, finest: int, span: int, limit: int, guess: int
 ) -> None:
     top, seen = finest + span, []
     number, result, count = bench.coder.coarsest(
-        lambda n: seen.append(n) or n * 10, lambda r: r <= limit * 10, finest, top
+        lambda n: seen.append(n) or n * 10, lambda r: r <= limit * 10, finest, top, guess
     )
     meeting = [n for n in range(finest, top + 1) if n <= limit]
     assert (number, result) == (max(meeting, default=finest), 10 * max(meeting, default=finest))
-    assert count == len(seen) <= 9
-    assert finest <= min(seen)
+    assert count == len(seen) == len(set(seen)) <= 15
+    assert finest <= min(seen) <= max(seen) == top
+    if guess in {limit, limit + 1} and finest < guess < top:
+        assert count <= 4
 
 
 def test_an_exact_peer_loses_nothing_and_its_bytes_are_on_the_disk(
