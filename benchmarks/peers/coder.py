@@ -72,8 +72,8 @@ def coarsest(
     """The largest whole number whose result meets; the finest where none does.
 
     The top is tried first, then numbers around the guess in doubling distances until one meets and one does
-    not, then the interval between them is halved.  Right where what meets at one number meets at every smaller
-    one; elsewhere it ends at one of the places where meeting ends.
+    not, then the interval between them is halved.  Right where what meets at one number meets at all that are
+    smaller; elsewhere it ends at one of the places where meeting ends.
 
     Args:
         tried: result of a number.
