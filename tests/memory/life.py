@@ -35,14 +35,15 @@ def main(folder, steps, kill_at):
     given = {"every": 4, "exact": ("*",), "moments": "exact", "extra": extra}
     with dq.Checkpointer(folder, model, optimizer, **given) as checkpoints:
         start = checkpoints.restore()
-        print("start", start, flush=True)
+        sys.stdout.write(f"start {start}\n")
+        sys.stdout.flush()
         for step in range(start, steps):
             if step == kill_at:
                 checkpoints.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
             train(model, optimizer, rows(step))
             checkpoints.step()
-    print("digest", digest(model, optimizer, handle))
+    sys.stdout.write(f"digest {digest(model, optimizer, handle)}\n")
 
 
 if __name__ == "__main__":

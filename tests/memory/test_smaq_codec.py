@@ -90,8 +90,8 @@ def test_errors_stay_within_the_gaps_of_any_widths(inlier_bits, outlier_bits, bo
 def test_rounding_is_unbiased():
     """A bias of 1% of a gap at any of 40 places would be found with a power over 99.9%.
 
-    Each place is drawn 200,000 times: half a gap of spread at most makes a standard error of 0.11% of a gap or
-    less.  The allowance of five is passed by chance in 3 of 100,000 runs; 1% is nine standard errors.
+    Each place is drawn 200,000 times: half a gap of spread at most makes a standard error of 0.11% of a gap
+    or less.  The allowance of five is passed by chance in 3 of 100,000 runs; 1% is nine standard errors.
     """
     repeats = 200_000
     frame = torch.cat((torch.full((500,), -2.0), torch.full((500,), 2.0)))  # mean 0, spread 2

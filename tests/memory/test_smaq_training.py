@@ -248,6 +248,23 @@ def test_several_optimizers():
     assert handle.report()["gradient"]["tensors"] == 2
 
 
+def test_what_a_ranks_own_maps_draw_does_not_change_its_weights():
+    """Under data parallelism gradients agree and maps do not: weights must be rounded alike all the same."""
+
+    def weights(forwards):
+        model = mlp()
+        optimizer = adamw(model)
+        with smaq.apply(model, optimizer, **OFF | {"feature_maps": "saved", "weights": True}):
+            for step in range(forwards):
+                model(rows(step)[0])
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1)
+            optimizer.step()
+        return bits(model.parameters())
+
+    assert all(torch.equal(*pair) for pair in zip(weights(1), weights(3), strict=True))
+
+
 # -- state ----------------------------------------------------------------------------------------
 
 
@@ -307,6 +324,7 @@ def test_without_the_handles_state_the_trajectory_is_another(tmp_path):
 # -- compiled models ------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("default:The .grad attribute")  # Dynamo asks hooked maps for it
 @pytest.mark.parametrize("feature_maps", ["saved", "inline"])
 @pytest.mark.parametrize("first", ["compile", "apply"])
 def test_a_compiled_model_is_coded_alike(feature_maps, first):

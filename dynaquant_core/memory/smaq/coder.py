@@ -17,7 +17,10 @@ from dynaquant_core.quantize.flat import FLOATS
 
 __all__ = ["Coder", "Tally"]
 
-KEYS: Final = {"format", "generator", "statistics", "tallies"}
+KEYS: Final = {"format", "generator", "step_generator", "statistics", "tallies"}
+
+#: Roles of what is the same on every rank of a data-parallel training; the rest is a rank's own.
+SHARED: Final = frozenset({"gradient", "weight", "state"})
 
 
 @dataclass(slots=True)
@@ -44,13 +47,16 @@ class Coder:
 
     Args:
         form: how.
-        generator: on the CPU; every draw comes from it.
+        generator: on the CPU.  Maps draw from it; gradients, weights and state from a second one, which is
+            seeded from it: what a rank's own maps draw must not make the ranks' weights differ.
         reuse: how many further times a place's statistics are used before they are taken again; 0: never.
         smallest: tensors of fewer values are left alone.
     """
 
     def __init__(self, form: Format, generator: torch.Generator, reuse: int, smallest: int) -> None:
         self.form, self.generator = form, generator
+        self.step_generator = torch.Generator()
+        self._seed_step()
         self.reuse, self.smallest = reuse, smallest
         self.tallies: dict[str, Tally] = {}
         self._known: dict[str, tuple[Statistics, int]] = {}
@@ -73,7 +79,7 @@ class Coder:
         with self._lock, torch.no_grad():
             where = f"{role}/{place}/{tuple(tensor.shape)}"
             try:
-                packed = self.form.encode(tensor, self.generator, self._statistics(where))
+                packed = self.form.encode(tensor, self._stream(role), self._statistics(where))
             except UnsupportedStateError:
                 self._tally(role).not_finite += 1
                 return None
@@ -89,7 +95,7 @@ class Coder:
             where = f"{role}/{place}/{tuple(tensor.shape)}"
             try:
                 known = self._statistics(where)
-                settled, stored, found = (form or self.form).settle(tensor, self.generator, known)
+                settled, stored, found = (form or self.form).settle(tensor, self._stream(role), known)
             except UnsupportedStateError:
                 self._tally(role).not_finite += 1
                 return None
@@ -102,6 +108,7 @@ class Coder:
         return {
             "format": described(self.form),
             "generator": self.generator.get_state(),
+            "step_generator": self.step_generator.get_state(),
             "statistics": {
                 place: [known.mean, known.std, uses] for place, (known, uses) in self._known.items()
             },
@@ -129,7 +136,19 @@ class Coder:
         }
         tallies = {role: Tally(**counts) for role, counts in state["tallies"].items()}
         self.generator.set_state(state["generator"].cpu())
+        self.step_generator.set_state(state["step_generator"].cpu())
         self._known, self.tallies = known, tallies
+
+    def reseed(self, seed: int) -> None:
+        """Begins both random streams anew."""
+        self.generator.manual_seed(seed)
+        self._seed_step()
+
+    def _seed_step(self) -> None:
+        self.step_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+
+    def _stream(self, role: str) -> torch.Generator:
+        return self.step_generator if role in SHARED else self.generator
 
     def _statistics(self, where: str) -> Statistics | None:
         return self._known[where][0] if where in self._known else None

@@ -26,7 +26,8 @@ class _Settled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, coder: Coder, place: str) -> Tensor:  # noqa: ARG004 - torch's way
         settled = coder.settle(tensor, "map", place)
-        return tensor.clone() if settled is None else settled
+        # A clone is no view, so that a layer may write to it in place.
+        return (tensor if settled is None else settled).clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004 - torch's way

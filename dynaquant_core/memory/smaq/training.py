@@ -91,8 +91,12 @@ class Handle:
         self._coder.load_state_dict(state)
 
     def reseed(self, seed: int) -> None:
-        """Begins another random stream, for loops that number their steps instead of storing the state."""
-        self._coder.generator.manual_seed(seed)
+        """Begins another random stream, for loops that number their steps instead of storing the state.
+
+        Args:
+            seed: the same on every rank of a data-parallel training.
+        """
+        self._coder.reseed(seed)
 
     def remove(self) -> None:
         """Takes all hooks off; what was packed can still be unpacked.  Again: does nothing."""
@@ -143,7 +147,7 @@ def apply(
         optimizer_state: running averages are coded after it.
         format: a name of `FORMATS`, a mapping of name and settings, or a format.
         generator: on the CPU; what is drawn comes from it.  None: one of its own, seeded with 0, so that the
-            training's random streams stay as they are.
+            training's random streams stay as they are.  The same seed on every rank.
         reuse: how many further times a tensor's statistics serve its place before they are taken again.
         smallest: tensors of fewer values stay as they are.
 
