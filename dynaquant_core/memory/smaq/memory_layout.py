@@ -37,7 +37,8 @@ def flat_run(tensor: Tensor) -> tuple[Tensor, View]:
     """(flat run, how the tensor looks at it): a view of its memory where that is dense, else a dense copy.
 
     Example:
-        >>> run, view = flat_run(torch.arange(6.0).view(2, 3).t().expand(4, 3, 2))
+        >>> import torch
+    >>> run, view = flat_run(torch.arange(6.0).view(2, 3).t().expand(4, 3, 2))
         >>> run.tolist(), view.of(run).shape
         ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], torch.Size([4, 3, 2]))
     """

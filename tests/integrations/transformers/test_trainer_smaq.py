@@ -1,4 +1,4 @@
-"""SmaQ in the real Trainer: less is held, a resumed run is the uninterrupted one, and it ends with training."""
+"""SmaQ in the real Trainer: less is held, a resumed run is the uninterrupted one, it ends with training."""
 
 import pytest
 
