@@ -69,7 +69,9 @@ class SavedMaps:
 
     def attach(self) -> list[Any]:
         """Packs in every training forward of the model from now on; returns the hooks' handles."""
-        enter, leave = (torch.compiler.disable(hook) for hook in (self._enter, self._exit))
+        # A compiled model runs them between its graphs.
+        enter = torch.compiler.disable(self._enter)  # type: ignore[no-untyped-call]
+        leave = torch.compiler.disable(self._exit)  # type: ignore[no-untyped-call]
         return [
             self.model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
             self.model.register_forward_hook(leave, always_call=True),
