@@ -4,7 +4,7 @@ Importing this package is what makes the Trainer read such checkpoints; the call
 
 Example:
     >>> sorted(__all__)
-    ['DynaQuantCallback', 'DynaQuantTrainerMixin', 'export', 'importer', 'install']
+    ['DynaQuantCallback', 'DynaQuantTrainerMixin', 'SmaQCallback', 'export', 'importer', 'install']
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from dynaquant_transformers.install import install
 from dynaquant_transformers.joining import importer
 from dynaquant_transformers.leaving import export
 from dynaquant_transformers.mixin import DynaQuantTrainerMixin
+from dynaquant_transformers.smaq import SmaQCallback
 
-__all__ = ["DynaQuantCallback", "DynaQuantTrainerMixin", "export", "importer", "install"]
+__all__ = [
+    "DynaQuantCallback",
+    "DynaQuantTrainerMixin",
+    "SmaQCallback",
+    "export",
+    "importer",
+    "install",
+]
 
 install()

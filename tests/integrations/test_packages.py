@@ -22,9 +22,9 @@ FRAMEWORKS = {
     "dynaquant_lightning": ("lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
     "dynaquant_transformers": ("transformers", "accelerate", "peft"),
 }
-#: What every package may use besides; of the core the plugins' room, the ground and its public names.
+#: What every package may use besides; of the core what plugins build on and its public names.
 SHARED = {"torch", "numpy", "packaging", "safetensors"}
-CORE = re.compile(r"dynaquant_core(\.(plugins|errors|config)(\.\w+)*|\.\w+)?")
+CORE = re.compile(r"dynaquant_core(\.(plugins|memory|errors|config)(\.\w+)*|\.\w+)?")
 
 MODULES = integrations()
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,64 @@
+"""Gradients coded before an optimizer's step, weights and its state after it (SmaQ, sec. 4: its protocol)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.state.roles import moment_kind
+
+__all__ = ["attach_step"]
+
+
+def attach_step(
+    optimizer: Optimizer, coder: Coder, *, name: str, gradients: bool, weights: bool, state: bool
+) -> list[Any]:
+    """Hooks an optimizer's step; returns the hooks' handles.
+
+    A gradient scaler that skips a step skips both hooks.  The state's tensors are those that the table of
+    roles knows; averages of squares go through `Format.second_moments`.
+    """
+
+    def before(optimizer: Optimizer, *_: Any) -> None:
+        for place, parameter in _stepped(optimizer, name):
+            if parameter.grad is not None:  # says it to the type checker
+                _settle(parameter.grad, coder, "gradient", place)
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        for place, parameter in _stepped(optimizer, name):
+            if weights:
+                _settle(parameter, coder, "weight", place)
+            if state:
+                _settle_state(optimizer.state.get(parameter, {}), coder, place)
+
+    handles: list[Any] = [optimizer.register_step_pre_hook(before)] if gradients else []
+    return handles + ([optimizer.register_step_post_hook(after)] if weights or state else [])
+
+
+def _stepped(optimizer: Optimizer, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Parameters that this step is about: a frozen one must not wander from being rounded again."""
+    for group, settings in enumerate(optimizer.param_groups):
+        for index, parameter in enumerate(settings["params"]):
+            if parameter.grad is not None:
+                yield f"{name}{group}.{index}", parameter
+
+
+def _settle_state(state: dict[str, Any], coder: Coder, place: str) -> None:
+    for key, value in state.items():
+        kind = moment_kind(key)
+        if isinstance(value, Tensor) and kind is not None:
+            positive = kind in {"second", "factor"}
+            form = coder.form.second_moments() if positive else coder.form
+            _settle(value, coder, "state", f"{place}.{key}", form)
+
+
+def _settle(tensor: Tensor, coder: Coder, role: str, place: str, form: Any = None) -> None:
+    settled = coder.settle(tensor, role, place, form)
+    if settled is not None:
+        with torch.no_grad():
+            tensor.copy_(settled)

@@ -1,0 +1,277 @@
+"""SmaQ: z-scores coded in few bits, with the few values outside of a box in more (IEEE CAL 2021).
+
+Guarantee, for z = (x - mean) / std and the default SmaQ(6, 8): |error| < 2 std / 31 where |z| <= 1 and
+< std / 63 where 1 < |z| <= 2, up to roundings to float32 and to the tensor's dtype; beyond 2 the value is
+clamped to it.  Rounding is stochastic: each value that is not clamped is right on average to 2^-15 of a gap.
+In other widths and walls the bounds are `Levels.bounds`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dynaquant_core.config import require, require_choice
+from dynaquant_core.errors import UnsupportedStateError
+from dynaquant_core.memory.smaq import cpu_path, torch_path, zeros
+from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
+from dynaquant_core.memory.smaq.format import require_floating, require_generator
+from dynaquant_core.memory.smaq.levels import Floats, Levels
+from dynaquant_core.memory.smaq.statistics import METHODS, Ends, Method, Statistics, ends_of, measure
+
+__all__ = ["PackedCodes", "SmaQ"]
+
+#: Mean and standard deviation, float32 each; the same again where a lowest value is stored with them.
+STATISTICS_BYTES: Final = 8
+FLOOR_BYTES: Final = 4
+
+#: Logarithms of second moments are clamped twice as far out: a step divides by their root.
+LOG_REACH: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known of a tensor before it is coded.
+
+    Args:
+        values: what is coded, flat: the tensor, without kept zeros, or its logarithm.
+        mask: of those that are not zero; None: none was kept.
+        statistics: of ``values``.
+        floor: no decoded value is below it; None: any may be.
+    """
+
+    values: Tensor
+    mask: Tensor | None
+    statistics: Statistics
+    floor: float | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PackedCodes:
+    """A tensor as SmaQ stores it.
+
+    Args:
+        form: how it was coded.
+        shape, dtype, device: of the tensor.
+        statistics: mean and standard deviation of what is coded.
+        count: how many values are coded.
+        mask, inner, outer: uint8 tensors on the device: flags of outliers, codes of inliers and of outliers.
+        counts: int16[chunks] on the CPU: outliers of each chunk.
+        zeros: uint8 mask of the values that are not zero; None: all values are coded.
+        floor: no decoded value is below it.
+    """
+
+    form: SmaQ
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    statistics: Statistics
+    count: int
+    mask: Tensor
+    inner: Tensor
+    outer: Tensor
+    counts: Tensor
+    zeros: Tensor | None
+    floor: float | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is stored."""
+        stored = [self.mask, self.inner, self.outer, self.counts]
+        stored += [] if self.zeros is None else [self.zeros]
+        return sum(part.nbytes for part in stored) + header_bytes(self.floor)
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return chunk_count(self.count)
+
+    def decode(self) -> Tensor:
+        """See `format.Packed`."""
+        values = self._read(slice(0, self.chunks))
+        return zeros.join(values, self.zeros, self.shape.numel()).view(self.shape)
+
+    def decode_chunk(self, index: int) -> Tensor:
+        """The coded values of one chunk (16384 of them, the last may be shorter), from its bytes alone.
+
+        Raises:
+            ConfigError: there is no such chunk.
+        """
+        require(
+            0 <= index < self.chunks, f"SmaQ: there is no chunk {index}, expected 0 to {self.chunks - 1}."
+        )
+        return self._read(slice(index, index + 1))
+
+    def _read(self, wanted: slice) -> Tensor:
+        if self.statistics.std == 0:
+            size = min(wanted.stop * CHUNK, self.count) - wanted.start * CHUNK
+            return constant(self.form, self.statistics, max(size, 0), self.dtype, self.device)
+        side = cpu_path if self.device.type == "cpu" else torch_path
+        levels, tables = self.form.levels, tables_of(self.form, self.statistics, self.floor, self.dtype)
+        parts = (self.mask, self.inner, self.outer, self.counts)
+        values: Tensor = side.read(*parts, levels, tables, self.count, wanted)
+        return values.to(self.dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SmaQ:
+    """The format: widths and walls, where mean and spread come from, and what becomes of zeros.
+
+    A tensor whose values are all equal, or spread by less than 2^-126, is stored as its mean and comes back
+    as that.  An empty one comes back empty.
+
+    Args:
+        inlier_bits, outlier_bits, box, limit: see `Levels`.
+        statistics: ``"exact"``, ``"sample"`` or ``"range"``; see `statistics.measure`.
+        sample: values that ``"sample"`` looks at.
+        keep_zeros: exact zeros come back as zero, and no value of a tensor without negative ones comes back
+            as zero or less (ours); False: every value is coded, as published.
+        logarithm: codes log2 of values that are not negative: their ratio to the true ones is bounded (ours).
+
+    Raises:
+        ConfigError: a setting is of the wrong type or out of range.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> packed = SmaQ().encode(torch.randn(100_000, generator=generator), generator)
+        >>> packed.decode().shape, round(400_000 / packed.nbytes, 1)
+        (torch.Size([100000]), 4.8)
+    """
+
+    inlier_bits: int = 6
+    outlier_bits: int = 8
+    box: float = 1.0
+    limit: float = 2.0
+    statistics: Method = "exact"
+    sample: int = 1024
+    keep_zeros: bool = True
+    logarithm: bool = False
+
+    def __post_init__(self) -> None:
+        self.levels  # noqa: B018 - checks the four of them
+        require_choice("SmaQ", "statistics", self.statistics, METHODS)
+        whole = isinstance(self.sample, int) and not isinstance(self.sample, bool) and self.sample >= 2
+        require(whole, f"SmaQ: sample must be a whole number from 2, got {self.sample!r}.")
+        for name in ("keep_zeros", "logarithm"):
+            require_choice("SmaQ", name, getattr(self, name), (True, False))
+
+    @property
+    def name(self) -> str:
+        """What `formats.make_format` calls it."""
+        return "smaq"
+
+    @property
+    def levels(self) -> Levels:
+        """Where the levels lie."""
+        return Levels(self.inlier_bits, self.outlier_bits, self.box, self.limit)
+
+    def encode(
+        self, tensor: Tensor, generator: torch.Generator, statistics: Statistics | None = None
+    ) -> PackedCodes:
+        """Packs a tensor; see `format.Format.encode`."""
+        found = self._survey(tensor, generator, statistics)
+        size, device = found.values.numel(), tensor.device
+        if found.statistics.std == 0:
+            nothing = torch.empty(0, dtype=torch.uint8, device=device)
+            parts = (nothing, nothing, nothing, torch.empty(0, dtype=torch.int16))
+        else:
+            side = cpu_path if device.type == "cpu" else torch_path
+            parts = side.encode(found.values, self.levels, found.statistics, draw_key(generator))
+        about = (tensor.shape, tensor.dtype, device, found.statistics, size)
+        return PackedCodes(self, *about, *parts, found.mask, found.floor)
+
+    def settle(
+        self, tensor: Tensor, generator: torch.Generator, statistics: Statistics | None = None
+    ) -> tuple[Tensor, int, Statistics | None]:
+        """What `encode` and `decode` give, and the bytes between them; see `format.Format.settle`."""
+        found = self._survey(tensor, generator, statistics)
+        size, stored = found.values.numel(), header_bytes(found.floor)
+        stored += 0 if found.mask is None else found.mask.nbytes
+        if found.statistics.std == 0:
+            values = constant(self, found.statistics, size, tensor.dtype, tensor.device)
+        else:
+            side = cpu_path if tensor.device.type == "cpu" else torch_path
+            tables = tables_of(self, found.statistics, found.floor, tensor.dtype)
+            key = draw_key(generator)
+            settled, outliers = side.settle(found.values, self.levels, found.statistics, key, tables)
+            values, stored = settled.to(tensor.dtype), stored + self._bytes(size, outliers)
+        return zeros.join(values, found.mask, tensor.numel()).view(tensor.shape), stored, found.statistics
+
+    def second_moments(self) -> SmaQ:
+        """Codes logarithms, clamped at twice the limit; see `docs/smaq.md` for why."""
+        if not self.keep_zeros:
+            return self
+        return replace(self, logarithm=True, limit=min(self.limit * LOG_REACH, 64.0))
+
+    def _survey(self, tensor: Tensor, generator: torch.Generator, given: Statistics | None) -> Survey:
+        require_floating(tensor)
+        require_generator(generator)
+        flat = tensor.detach().reshape(-1).contiguous()
+        if not flat.numel():
+            return Survey(flat, None, Statistics(0.0, 0.0), None)
+        ends, floor = ends_of(flat), None
+        mask = None
+        if self.keep_zeros or self.logarithm:
+            flat, mask = zeros.split(flat, ends)
+            if mask is not None:
+                ends = ends_of(flat) if flat.numel() else Ends(0.0, 0.0)
+            floor = ends.low if ends.low > 0 else None
+        if self.logarithm:
+            flat, ends, floor = self._logarithms(flat, ends)
+        if ends.low == ends.high or not flat.numel():
+            return Survey(flat, mask, Statistics.of(ends.low, 0.0), None)
+        if given is None or given.std == 0:
+            given = measure(flat, ends, self.statistics, self.sample, generator)
+        return Survey(flat, mask, given, floor)
+
+    def _logarithms(self, flat: Tensor, ends: Ends) -> tuple[Tensor, Ends, None]:
+        if ends.low < 0:
+            raise UnsupportedStateError(
+                f"SmaQ: logarithm=True takes values from 0, found {ends.low}; code the tensor without it."
+            )
+        flat = flat.float().log2()
+        ends = ends_of(flat) if flat.numel() else ends
+        return flat, ends, None
+
+    def _bytes(self, size: int, outliers: int) -> int:
+        """Bytes of codes, flags and counts; chunks' fillings at their mean, which is under 0.1%."""
+        inner, outer = self.levels.inner_width, self.levels.outer_width
+        inside, outside = (-(-codes // 8) for codes in (size - outliers, outliers))
+        return -(-size // 8) + inside * inner + outside * outer + 2 * chunk_count(size)
+
+
+def header_bytes(floor: float | None) -> int:
+    """Bytes of the statistics."""
+    return STATISTICS_BYTES + (0 if floor is None else FLOOR_BYTES)
+
+
+def draw_key(generator: torch.Generator) -> int:
+    """One number from the generator; all draws of a tensor follow from it."""
+    return int(torch.randint(2**63 - 1, (), generator=generator))
+
+
+def tables_of(
+    form: SmaQ, statistics: Statistics, floor: float | None, dtype: torch.dtype
+) -> tuple[Floats, Floats]:
+    """What codes stand for, float32, finite in the tensor's dtype."""
+    tables = form.levels.tables(statistics.mean, statistics.std)
+    largest = min(torch.finfo(dtype).max, float(np.finfo(np.float32).max))
+    low = -largest if floor is None else floor
+    if form.logarithm:
+        tables = tuple(np.exp2(table.astype(np.float64)) for table in tables)  # type: ignore[assignment]
+        low = math.ldexp(1.0, -126) if dtype != torch.float16 else math.ldexp(1.0, -24)
+    return tuple(table.clip(low, largest).astype(np.float32) for table in tables)  # type: ignore[return-value]
+
+
+def constant(
+    form: SmaQ, statistics: Statistics, size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """So many values, all of them the mean."""
+    value = 2.0**statistics.mean if form.logarithm else statistics.mean
+    return torch.full((size,), value, dtype=torch.float32, device=device).to(dtype)

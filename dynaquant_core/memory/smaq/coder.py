@@ -1,0 +1,172 @@
+"""What coding carries along a training: the format, its random stream, statistics in use, and tallies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
+from dynaquant_core.memory.smaq.format import Format, Packed, described
+from dynaquant_core.memory.smaq.statistics import Statistics
+from dynaquant_core.quantize.flat import FLOATS
+
+__all__ = ["Coder", "Tally"]
+
+KEYS: Final = {"format", "generator", "step_generator", "statistics", "tallies"}
+
+#: Roles of what is the same on every rank of a data-parallel training; the rest is a rank's own.
+SHARED: Final = frozenset({"gradient", "weight", "state"})
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was coded in one role (saved, map, gradient map, gradient, weight, state) since the beginning.
+
+    Args:
+        tensors: how many.
+        raw_bytes, stored_bytes: before and after.
+        not_finite: tensors left as they were for NaN or infinity.
+    """
+
+    tensors: int = 0
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    not_finite: int = 0
+
+
+class Coder:
+    """Codes the tensors of one training.
+
+    Tensors that are small, sparse, or not floating are left alone; one with NaN or infinity too, so that the
+    training sees it, and it is counted.
+
+    Args:
+        form: how.
+        generator: on the CPU.  Maps draw from it; gradients, weights and state from a second one, which is
+            seeded from it: what a rank's own maps draw must not make the ranks' weights differ.
+        reuse: how many further times a place's statistics are used before they are taken again; 0: never.
+        smallest: tensors of fewer values are left alone.
+    """
+
+    def __init__(self, form: Format, generator: torch.Generator, reuse: int, smallest: int) -> None:
+        self.form, self.generator = form, generator
+        self.step_generator = torch.Generator()
+        self._seed_step()
+        self.reuse, self.smallest = reuse, smallest
+        self.tallies: dict[str, Tally] = {}
+        self._known: dict[str, tuple[Statistics, int]] = {}
+        self._lock = threading.Lock()  # backward passes of several devices run on threads of their own
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one to code."""
+        return tensor.dtype in FLOATS and tensor.layout == torch.strided and tensor.numel() >= self.smallest
+
+    def pack(self, tensor: Tensor, role: str, place: str) -> Packed | None:
+        """A tensor in few bytes; None where it is left alone.
+
+        Args:
+            tensor: any.
+            role: that it is counted under.
+            place: what its statistics are remembered under.
+        """
+        if not self.takes(tensor):
+            return None
+        with self._lock, torch.no_grad():
+            where = f"{role}/{place}/{tuple(tensor.shape)}"
+            try:
+                packed = self.form.encode(tensor, self._stream(role), self._statistics(where))
+            except UnsupportedStateError:
+                self._tally(role).not_finite += 1
+                return None
+            self._remember(where, packed.statistics)
+            self._count(role, tensor, packed.nbytes)
+            return packed
+
+    def settle(self, tensor: Tensor, role: str, place: str, form: Format | None = None) -> Tensor | None:
+        """What a tensor is once it was coded and decoded; None where it is left alone; as `pack`."""
+        if not self.takes(tensor):
+            return None
+        with self._lock, torch.no_grad():
+            where = f"{role}/{place}/{tuple(tensor.shape)}"
+            try:
+                known = self._statistics(where)
+                settled, stored, found = (form or self.form).settle(tensor, self._stream(role), known)
+            except UnsupportedStateError:
+                self._tally(role).not_finite += 1
+                return None
+            self._remember(where, found)
+            self._count(role, tensor, stored)
+            return settled
+
+    def state_dict(self) -> dict[str, Any]:
+        """Random stream, statistics in use and tallies, as a tree that a checkpoint can hold."""
+        return {
+            "format": described(self.form),
+            "generator": self.generator.get_state(),
+            "step_generator": self.step_generator.get_state(),
+            "statistics": {
+                place: [known.mean, known.std, uses] for place, (known, uses) in self._known.items()
+            },
+            "tallies": {role: asdict(tally) for role, tally in self.tallies.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave.
+
+        Raises:
+            StateMismatchError: it is none, or of another format; nothing was changed.
+        """
+        if not isinstance(state, Mapping) or set(state) != KEYS:
+            raise StateMismatchError(
+                f"SmaQ: a state has the keys {', '.join(sorted(KEYS))}, found {sorted(map(str, state))}."
+            )
+        mine = described(self.form)
+        if dict(state["format"]) != mine:
+            raise StateMismatchError(
+                f"SmaQ: the state is of format {dict(state['format'])}, this run's is {mine}; apply the same."
+            )
+        known = {
+            place: (Statistics(mean, std), int(uses))
+            for place, (mean, std, uses) in state["statistics"].items()
+        }
+        tallies = {role: Tally(**counts) for role, counts in state["tallies"].items()}
+        self.generator.set_state(state["generator"].cpu())
+        self.step_generator.set_state(state["step_generator"].cpu())
+        self._known, self.tallies = known, tallies
+
+    def reseed(self, seed: int) -> None:
+        """Begins both random streams anew."""
+        self.generator.manual_seed(seed)
+        self._seed_step()
+
+    def _seed_step(self) -> None:
+        self.step_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+
+    def _stream(self, role: str) -> torch.Generator:
+        return self.step_generator if role in SHARED else self.generator
+
+    def _statistics(self, where: str) -> Statistics | None:
+        return self._known[where][0] if where in self._known else None
+
+    def _remember(self, where: str, found: Statistics | None) -> None:
+        if not self.reuse or found is None or found.std == 0:
+            return
+        uses = self._known[where][1] - 1 if where in self._known else self.reuse
+        if uses > 0:
+            self._known[where] = (found, uses)
+        else:
+            self._known.pop(where, None)
+
+    def _tally(self, role: str) -> Tally:
+        return self.tallies.setdefault(role, Tally())
+
+    def _count(self, role: str, tensor: Tensor, stored: int) -> None:
+        tally = self._tally(role)
+        tally.tensors += 1
+        tally.raw_bytes += tensor.nbytes
+        tally.stored_bytes += stored

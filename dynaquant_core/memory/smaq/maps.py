@@ -1,0 +1,78 @@
+"""Feature maps and their gradients, coded as they pass from layer to layer (SmaQ, sec. 4: its protocol).
+
+A layer is a module without children.  With ``features`` its output is replaced by what was coded and decoded,
+so that the next layer computes with that; the gradient passes as if it had not been.  With ``gradients`` the
+gradient of its output is replaced when backward has made it.  No memory is saved by either: this is how the
+publication measured its formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.memory.smaq.saved import tensors_of
+
+__all__ = ["attach_maps"]
+
+
+class _Settled(torch.autograd.Function):
+    """The settled value forward, the gradient as it is backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, coder: Coder, place: str) -> Tensor:  # noqa: ARG004 - torch's way
+        settled = coder.settle(tensor, "map", place)
+        # A clone is no view, so that a layer may write to it in place.
+        return (tensor if settled is None else settled).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ARG004 - torch's way
+        return gradients[0], None, None
+
+
+def attach_maps(model: nn.Module, coder: Coder, *, features: bool, gradients: bool) -> list[Any]:
+    """Hooks every layer; returns the hooks' handles."""
+    layers = [(name, module) for name, module in model.named_modules() if not any(module.children())]
+    return [
+        layer.register_forward_hook(_hook(name, coder, features=features, gradients=gradients))
+        for name, layer in layers
+        if not isinstance(layer, nn.Identity)
+    ]
+
+
+def _hook(name: str, coder: Coder, *, features: bool, gradients: bool) -> Callable[..., Any]:
+    def passed(tensor: Tensor, seen: set[int], place: str) -> Tensor:
+        if not coder.takes(tensor):
+            return tensor
+        if features and tensor.untyped_storage().data_ptr() not in seen:  # a view of it was coded before
+            tensor = _Settled.apply(tensor, coder, place)  # type: ignore[no-untyped-call]
+        if gradients and tensor.requires_grad:
+            tensor.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: coder.settle(gradient, "gradient map", place)
+            )
+        return tensor
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if not (module.training and torch.is_grad_enabled()):
+            return None
+        seen = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(args)}
+        found = _mapped(output, lambda tensor, place: passed(tensor, seen, place), name)
+        return found if features else None
+
+    # A compiled model runs it between its graphs: nothing here can be part of one.
+    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _mapped(tree: Any, function: Callable[[Tensor, str], Tensor], place: str) -> Any:
+    """The tree with the function applied to its tensors; trees of unknown kinds stay as they are."""
+    if isinstance(tree, Tensor):
+        return function(tree, place)
+    if type(tree) in (tuple, list):
+        return type(tree)(_mapped(item, function, f"{place}.{index}") for index, item in enumerate(tree))
+    if type(tree) is dict:
+        return {key: _mapped(item, function, f"{place}.{key}") for key, item in tree.items()}
+    return tree

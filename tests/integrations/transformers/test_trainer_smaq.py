@@ -1,0 +1,40 @@
+"""SmaQ in the real Trainer: less is held, a resumed run is the uninterrupted one, it ends with training."""
+
+import pytest
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_transformers import DynaQuantCallback, SmaQCallback
+from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
+
+
+def test_feature_maps_fall_to_a_quarter_and_training_learns(tmp_path):
+    coding = SmaQCallback(gradient_maps=False)
+    one = trainer(tmp_path, coding, max_steps=12, save_strategy="no")
+    before = one.evaluate()["eval_loss"]
+    one.train()
+    report = coding.report()
+    assert report["memory"]["peak_raw"] > 4 * report["memory"]["peak"]
+    assert {"saved", "gradient", "weight", "state"} <= set(report)
+    assert one.evaluate()["eval_loss"] < before
+    assert not any(module._forward_hooks for module in one.model.modules())
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    given = {"max_steps": 6, "save_steps": 2, "gradient_accumulation_steps": 2}
+    whole = trainer(tmp_path / "whole", SmaQCallback(), **given)
+    whole.train()
+    trainer(tmp_path / "run", SmaQCallback(), DynaQuantCallback(**EXACT), **given).train()
+    again = trainer(tmp_path / "run", SmaQCallback(), DynaQuantCallback(**EXACT), model=gpt(seed=9), **given)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
+    assert everything(again) == everything(whole)
+
+
+def test_what_the_trainer_gives_is_not_asked_for():
+    with pytest.raises(ConfigError, match="generator is the Trainer's"):
+        SmaQCallback(generator=None)
+
+
+def test_a_wrong_setting_ends_the_training_before_it_begins(tmp_path):
+    one = trainer(tmp_path, SmaQCallback(format="smak"), max_steps=1)
+    with pytest.raises(ConfigError, match="did you mean 'smaq'"):
+        one.train()

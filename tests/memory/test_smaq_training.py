@@ -1,0 +1,344 @@
+"""SmaQ around a training: what is coded when, what is refused, killed and resumed, compiled."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dynaquant_core as dq
+from dynaquant_core.errors import ConfigError, StateMismatchError
+from dynaquant_core.memory import smaq
+from tests.memory.nets import bits, conv_net, images, mlp, rows, train
+
+OFF = {
+    "feature_maps": None,
+    "gradient_maps": False,
+    "gradients": False,
+    "weights": False,
+    "optimizer_state": False,
+}
+
+
+def levels_of(tensor):
+    return tensor.unique().numel()
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def test_weights_and_moments_lie_on_levels_after_a_step_and_gradients_before_it():
+    model = mlp()
+    optimizer, seen = adamw(model), []
+    hooks = optimizer.register_step_pre_hook
+    with smaq.apply(model, optimizer):
+        hooks(lambda *_: seen.append(levels_of(model[0].weight.grad)))
+        train(model, optimizer, rows())
+    state = optimizer.state[model[0].weight]
+    assert seen[0] <= 32 + 128 + 1
+    for tensor in (model[0].weight, state["exp_avg"], state["exp_avg_sq"]):
+        assert levels_of(tensor) <= 32 + 128 + 1
+    assert (state["exp_avg_sq"] >= 0).all()
+    assert levels_of(model[0].bias) > 32, "small tensors are left alone"
+
+
+@pytest.mark.parametrize(
+    ("switch", "role"),
+    [
+        ("gradient_maps", "gradient map"),
+        ("gradients", "gradient"),
+        ("weights", "weight"),
+        ("optimizer_state", "state"),
+    ],
+)
+def test_each_switch_codes_its_own_and_nothing_else(switch, role):
+    model = mlp()
+    optimizer = adamw(model)
+    with smaq.apply(model, optimizer, **OFF | {switch: True}) as handle:
+        train(model, optimizer, rows())
+    assert set(handle.report()) == {role}
+    assert handle.report()[role]["benefit"] > 3
+
+
+def test_inline_lets_the_next_layer_see_the_decoded_map():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8), nn.Identity())
+    seen = []
+    with smaq.apply(model, **OFF | {"feature_maps": "inline"}, smallest=64):
+        model[1].register_forward_pre_hook(lambda module, args: seen.append(levels_of(args[0])))
+        model[2].register_forward_pre_hook(lambda module, args: seen.append(levels_of(args[0])))
+        model(torch.randn(100, 64)).sum().backward()
+    assert max(seen) <= 32 + 128
+    assert model[0].weight.grad.norm() > 0, "the gradient passes"
+
+
+def test_a_gradient_map_is_what_the_next_backward_sees():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    seen = []
+    with smaq.apply(model, **OFF | {"gradient_maps": True}, smallest=64):
+        hidden = model[0](torch.randn(100, 64))
+        out = model[1](hidden)
+        out.register_hook(lambda gradient: seen.append(levels_of(gradient)))
+        model[2](out).square().sum().backward()
+    assert seen == [pytest.approx(160, abs=60)]
+
+
+@pytest.mark.parametrize("feature_maps", ["saved", "inline"])
+def test_models_with_in_place_layers_and_shared_maps_train(feature_maps):
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1800, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with smaq.apply(model, optimizer, feature_maps=feature_maps):
+        losses = [train(model, optimizer, images()) for _ in range(8)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("form", smaq.FORMATS)
+def test_a_conv_net_learns_in_every_format(form):
+    model = conv_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    with smaq.apply(model, optimizer, **OFF | {"feature_maps": "saved"}, format=form):
+        losses = [train(model, optimizer, images()) for _ in range(6)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_the_adam_step_stays_bounded_because_second_moments_do():
+    """Coded as values, small second moments would become anything and steps divide by their root."""
+    model = mlp()
+    optimizer = adamw(model)
+    with smaq.apply(model, optimizer, **OFF | {"optimizer_state": True}):
+        before = bits(model.parameters())
+        for step in range(20):
+            train(model, optimizer, rows(step))
+    moved = max((new - old).abs().max().item() for new, old in zip(model.parameters(), before, strict=True))
+    assert moved < 20 * 1e-3 * 3, "a step of Adam moves a weight by about its learning rate"
+
+
+def test_removed_it_is_gone_and_the_training_is_the_plain_one():
+    def life(applied):
+        model = mlp()
+        optimizer = adamw(model)
+        if applied:
+            handle = smaq.apply(model, optimizer)
+            handle.remove()
+            handle.remove()
+        for step in range(3):
+            train(model, optimizer, rows(step))
+        return bits(model.parameters())
+
+    assert all(torch.equal(*pair) for pair in zip(life(True), life(False), strict=True))
+
+
+def test_the_trainings_own_random_stream_is_untouched():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    torch.set_rng_state(before)
+    with smaq.apply(model, adamw(model)):
+        model(torch.ones(64, 64)).sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_frozen_weights_do_not_wander():
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    optimizer, held = adamw(model), model[0].weight.clone()
+    with smaq.apply(model, optimizer):
+        for step in range(3):
+            train(model, optimizer, rows(step))
+    assert torch.equal(model[0].weight, held)
+
+
+def test_a_gradient_that_is_not_finite_reaches_the_optimizer_as_it_is():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with smaq.apply(model, optimizer, **OFF | {"gradients": True}) as handle:
+        train(model, optimizer, rows())
+        model[0].weight.grad[0, 0] = float("inf")
+        optimizer.step()
+    assert handle.report()["gradient"]["not_finite"] == 1
+    assert model[0].weight[0, 0].isinf()
+
+
+def test_sparse_gradients_are_left_alone():
+    model = nn.Embedding(200, 32, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with smaq.apply(model, optimizer, **OFF | {"gradients": True}) as handle:
+        model(torch.arange(50)).sum().backward()
+        optimizer.step()
+    assert handle.report() == {}
+
+
+def test_statistics_are_used_again_as_often_as_asked():
+    model, measured = mlp(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with smaq.apply(model, optimizer, **OFF | {"weights": True}, reuse=2) as handle:
+        for step in range(6):
+            train(model, optimizer, rows(step))
+            known = handle.state_dict()["statistics"]
+            measured.append(known.get("weight/0.0/(96, 64)", [None])[0])
+    first, again, gone, anew, *_ = measured
+    assert first == again
+    assert gone is None, "its uses were up"
+    assert anew not in {None, first}
+
+
+def test_models_and_handles_are_let_go():
+    model = mlp()
+    handle = smaq.apply(model, adamw(model))
+    gone = weakref.ref(model)
+    handle.remove()
+    del model, handle
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"feature_maps": "packed"}, "feature_maps must be one of"),
+        ({"weights": 2}, "weights must be one of"),
+        ({"format": "smaqq"}, "did you mean 'smaq'"),
+        ({"reuse": -1}, "reuse must be a whole number from 0"),
+        ({"smallest": 0}, "smallest must be a whole number from 1"),
+        ({"generator": 3}, "expected a torch.Generator"),
+        ({"optimizer": None}, "take the optimizer"),
+        ({"optimizer": 3}, "is no torch.optim.Optimizer"),
+        ({"optimizer": [3]}, "is no torch.optim.Optimizer"),
+        ({"model": "net"}, "model must be a module"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_hooked(given, told):
+    model = mlp()
+    words = {"model": model, "optimizer": adamw(model)} | given
+    with pytest.raises(ConfigError, match=told):
+        smaq.apply(words.pop("model"), words.pop("optimizer"), **words)
+    assert not model._forward_pre_hooks
+    assert not any(module._forward_hooks for module in model.modules())
+    smaq.apply(model, adamw(model)).remove()
+
+
+def test_a_second_one_is_refused():
+    model = mlp()
+    optimizer = adamw(model)
+    with smaq.apply(model, optimizer):
+        with pytest.raises(ConfigError, match="Sequential is coded already"):
+            smaq.apply(model, adamw(model))
+        with pytest.raises(ConfigError, match="AdamW is coded already"):
+            smaq.apply(mlp(), optimizer)
+    smaq.apply(model, optimizer).remove()
+
+
+def test_several_optimizers():
+    model = mlp()
+    both = {"body": adamw(model[0]), "head": torch.optim.SGD(model[2].parameters(), lr=0.1)}
+    with smaq.apply(model, both, **OFF | {"gradients": True}) as handle:
+        model(rows()[0]).sum().backward()
+        for optimizer in both.values():
+            optimizer.step()
+    assert handle.report()["gradient"]["tensors"] == 2
+
+
+def test_what_a_ranks_own_maps_draw_does_not_change_its_weights():
+    """Under data parallelism gradients agree and maps do not: weights must be rounded alike all the same."""
+
+    def weights(forwards):
+        model = mlp()
+        optimizer = adamw(model)
+        with smaq.apply(model, optimizer, **OFF | {"feature_maps": "saved", "weights": True}):
+            for step in range(forwards):
+                model(rows(step)[0])
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1)
+            optimizer.step()
+        return bits(model.parameters())
+
+    assert all(torch.equal(*pair) for pair in zip(weights(1), weights(3), strict=True))
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+
+def test_a_state_of_another_format_is_refused_and_changes_nothing():
+    model = mlp()
+    with smaq.apply(model, adamw(model)) as handle:
+        before = handle.state_dict()
+        with pytest.raises(StateMismatchError, match="the state is of format"):
+            handle.load_state_dict(before | {"format": {"name": "fp16"}})
+        with pytest.raises(StateMismatchError, match="a state has the keys"):
+            handle.load_state_dict({})
+        assert torch.equal(handle.state_dict()["generator"], before["generator"])
+
+
+def live(folder, kill_at=-1):
+    words = ["-m", "tests.memory.life", str(folder), "12", str(kill_at)]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, dict(line.split() for line in done.stdout.splitlines()), done.stderr
+
+
+def test_killed_and_resumed_is_bit_identical_to_uninterrupted(tmp_path):
+    code, whole, errors = live(tmp_path / "whole")
+    assert code == 0, errors
+    code, said, errors = live(tmp_path / "killed", kill_at=6)
+    assert (code, said) == (-signal.SIGKILL, {"start": "0"}), errors
+    code, resumed, errors = live(tmp_path / "killed")
+    assert (code, resumed["start"]) == (0, "4"), errors
+    assert resumed["digest"] == whole["digest"]
+
+
+def test_without_the_handles_state_the_trajectory_is_another(tmp_path):
+    """So the test above tests the state: a resumed run that begins the stream anew rounds otherwise."""
+    ends = []
+    for extra in (True, False):
+        model = mlp()
+        optimizer = adamw(model)
+        for life in range(2):
+            with smaq.apply(model, optimizer) as handle:
+                given = {"every": 2, "exact": ("*",), "moments": "exact"}
+                given["extra"] = {"smaq": handle} if extra else {}
+                with dq.Checkpointer(tmp_path / str(extra), model, optimizer, **given) as checkpoints:
+                    checkpoints.restore()
+                    for step in range(2 * life, 2 * life + 2):
+                        train(model, optimizer, rows(step))
+                        checkpoints.step()
+        ends.append(bits(model.parameters()))
+    assert not torch.equal(ends[0][0], ends[1][0])
+
+
+# -- compiled models ------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("default:The .grad attribute")  # Dynamo asks hooked maps for it
+@pytest.mark.parametrize("feature_maps", ["saved", "inline"])
+@pytest.mark.parametrize("first", ["compile", "apply"])
+def test_a_compiled_model_is_coded_alike(feature_maps, first):
+    def life(compiled):
+        torch._dynamo.reset()
+        model = mlp()
+        optimizer = adamw(model)
+        if compiled and first == "compile":
+            model = torch.compile(model, backend="eager")
+        given = {"feature_maps": feature_maps, "gradient_maps": feature_maps == "inline"}
+        with smaq.apply(model, optimizer, **given) as handle:
+            run = torch.compile(model, backend="eager") if compiled and first == "apply" else model
+            losses = [train(run, optimizer, rows(step)) for step in range(2)]
+        role = "saved" if feature_maps == "saved" else "map"
+        return losses, handle.report()[role]["tensors"]
+
+    assert life(compiled=True) == life(compiled=False)
