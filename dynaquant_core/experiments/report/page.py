@@ -10,6 +10,7 @@ from typing import Any
 
 from dynaquant_core.experiments.price import prices
 from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_line
+from dynaquant_core.experiments.report.sections import sections_of
 from dynaquant_core.experiments.report.seeds import seed_rows
 from dynaquant_core.experiments.report.table import Row, checkpoint_rows, restore_rows, summary
 from dynaquant_core.experiments.results import Results
@@ -27,13 +28,19 @@ pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px; }
 """
 
 
-def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | None = None) -> str:
+def page(
+    results: Results,
+    plots: Sequence[Mapping[str, bytes]],
+    price: bytes | None = None,
+    sections: Mapping[str, bytes] | None = None,
+) -> str:
     """The page as text.
 
     Args:
         results: what to show.
         plots: for each run, plot name -> PNG; empty where there are none.
         price: plot of what restores cost, PNG.
+        sections: plot of each section of `sections`, PNG.
     """
     name = escape(str(results.data["config"]["name"]))
     runs = results.data["runs"]
@@ -41,8 +48,10 @@ def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | 
     together = seed_rows(runs)
     body += ["<h2>Mean and spread over seeds</h2>", _table(together)] if together else []
     body += _price(results, price)
+    body += _sections(runs, sections or {})
     for index, (run, images) in enumerate(zip(runs, plots, strict=True)):
-        body.append(_run(index, run, images))
+        if run["kind"] != "rework":  # all of it is in its section
+            body.append(_run(index, run, images))
     for title, key in (("Settings", "config"), ("Environment", "environment")):
         text = escape(json.dumps(results.data[key], indent=1))
         body.append(f"<details><summary>{title}</summary><pre>{text}</pre></details>")
@@ -67,6 +76,17 @@ def _price(results: Results, png: bytes | None) -> list[str]:
     parts = ["<h2>The price of a restore</h2>", f"<p>{words}</p>"]
     parts += [] if png is None else [_image("final cost over stale x interval", png)]
     return [*parts, _table(price_rows(prices(results.data))), f"<p>{escape(spread_line(runs))}.</p>"]
+
+
+def _sections(runs: Sequence[Mapping[str, Any]], plots: Mapping[str, bytes]) -> list[str]:
+    parts: list[str] = []
+    for name, (section, own) in sections_of(runs).items():
+        parts += [f"<h2>{escape(section.title)}</h2>", f"<p>{escape(section.words)}</p>"]
+        parts += [_image(name, plots[name])] if name in plots else []
+        for title, table in section.tables.items():
+            rows = table(own)
+            parts += [f"<h3>{escape(title)}</h3>", _table(rows)] if rows else []
+    return parts
 
 
 def _run(index: int, run: Mapping[str, Any], images: Mapping[str, bytes]) -> str:

@@ -32,7 +32,7 @@ def seed_rows(runs: Sequence[Run]) -> list[Row]:
         >>> seed_rows([])
         []
     """
-    settings = by_setting(runs)
+    settings = by_setting([run for run in runs if run["kind"] != "rework"])  # those have their own table
     if all(len(seeds) < 2 for _, seeds, _ in settings):
         return []
     return [_row(run, seeds, numbers) for run, seeds, numbers in settings]
