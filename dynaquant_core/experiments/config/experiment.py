@@ -137,8 +137,8 @@ class Experiment(Section):
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
         if self.data.name == "ratings" and self.evaluate.metric == "accuracy":
             raise ValueError("evaluate.metric: accuracy is a share of labels, and ratings have none")
-        sections = (self.kind, self.steps, self.rework, self.buckets)
-        problem = problem_of(*sections, failures=self.failures, metric=self.evaluate.metric)
+        own, metric = (self.rework, self.buckets), self.evaluate.metric
+        problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric)
         if problem is not None:
             raise ValueError(problem)
         return self

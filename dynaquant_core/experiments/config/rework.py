@@ -49,11 +49,13 @@ class BucketsSection(Section):
     count: Count = 6
 
 
+Sections = tuple[ReworkSection | None, BucketsSection | None]
+
+
 def problem_of(
     kind: str,
     steps: int,
-    rework: ReworkSection | None,
-    buckets: BucketsSection | None,
+    sections: Sections,
     *,
     failures: Any,
     metric: str,
@@ -61,12 +63,16 @@ def problem_of(
     """What is wrong with the two sections in an experiment; None: nothing.
 
     Args:
-        kind, steps, rework, buckets, failures: of the experiment.
+        kind: of the experiment.
+        steps: of it.
+        sections: its own of this module.
+        failures: of it.
         metric: of its evaluation.
 
     Returns:
         One sentence, in the words of the YAML file.
     """
+    rework, buckets = sections
     named = {"rework": rework, "buckets": buckets}
     given = [name for name, section in named.items() if section is not None]
     if kind != "rework":

@@ -70,12 +70,12 @@ class LeNet5(nn.Module):
 class AlexNet(nn.Module):
     """AlexNet's five convolutions and three layers (Krizhevsky et al. 2012), for 28x28 images.
 
-    Channels in torchvision's proportions, convolutions of 3x3, pooling by 2.  All channels go with ``width``; 64 is the
-    published network.  Weights begin as He et al. (2015) have them, so that plain SGD learns at once.
+    Channels in torchvision's proportions, convolutions of 3x3, pooling by 2.  All channels go with ``width``;
+    64 is the published network.  Weights begin as He et al. (2015) have them: plain SGD learns at once.
 
     Args:
         classes: number of labels.
-        width: channels of the first convolution (8: 447,938 parameters with ten labels).
+        width: channels of the first convolution (8: 451,106 parameters with ten labels).
         dropout: probability, before the first two layers.
 
     ``forward(images)`` maps float32[batch, 1, 28, 28] to logits float32[batch, classes].

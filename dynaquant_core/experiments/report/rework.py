@@ -126,17 +126,32 @@ def stage_rows(runs: Sequence[Run]) -> list[Row]:
 
     Shares are of the model's bytes.  What P and H save is counted from E on, in this order.
     """
-    groups: dict[tuple[Any, ...], dict[str, Run]] = {}
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        stages = run["options"].get("stages") if run["method"] == OURS else None
-        if stages is not None:
-            key = (*_training(run), run["interval_steps"], run["seed"], str(run["point"]))
-            groups.setdefault(key, {})[stages] = run
-    return [_stage_row(found) for found in groups.values() if len(found) > 1]
+        if run["method"] == OURS:
+            key = (*_training(run), run["interval_steps"], run["seed"])
+            groups.setdefault(key, []).append(run)
+    found = [alike for alike in groups.values() if len({_stages(run) for run in alike}) > 1]
+    return [_stage_row(_by_stages(alike, point)) for alike in found for point in _points(alike)]
+
+
+def _stages(run: Run) -> str:
+    return str(run["options"]["stages"])
+
+
+def _points(alike: Sequence[Run]) -> list[str]:
+    """The points at which something is promoted."""
+    return list(dict.fromkeys(str(run["point"]) for run in alike if "P" in _stages(run)))
+
+
+def _by_stages(alike: Sequence[Run], point: str) -> dict[str, Run]:
+    """Runs at a point; those that promote nothing have the same bytes at any."""
+    mine = [run for run in alike if "P" not in _stages(run) or str(run["point"]) == point]
+    return {_stages(run): run for run in sorted(mine, key=lambda run: "P" not in _stages(run))}
 
 
 def _stage_row(found: dict[str, Run]) -> Row:
-    run = next(iter(found.values()))
+    run = next(iter(found.values()))  # one that promotes
     saved = {stages: 1 - each["rework"]["share"] for stages, each in found.items()}
     row = {"model": run["model"], "point": configuration(run["point"]), "seed": str(run["seed"])}
     row |= {stages: _told(found.get(stages)) for stages in ("E", "EP", "EH", "EPH")}

@@ -50,8 +50,8 @@ SECTIONS: Final[Mapping[str, Section]] = {
     "rework": Section(
         "Rework",
         "Iterations from a restore until the loss on the search set is back where it was at the failure: "
-        "mean and 95% interval (bootstrap over the repeats).  Bytes: a checkpoint's streams, the mean without the "
-        "first one, which is whole.",
+        "mean and 95% interval (bootstrap over the repeats).  Bytes: a checkpoint's streams, the mean "
+        "without the first one, which is whole.",
         failing_runs,
         {"By method": rework_rows, "Stages of LC-Checkpoint": stage_rows},
         draw_rework,
