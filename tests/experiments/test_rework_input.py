@@ -9,13 +9,14 @@ import pytest
 import yaml
 
 from dynaquant_core.errors import ConfigError, DynaQuantError
-from dynaquant_core.experiments import run_experiment
-from dynaquant_core.experiments.config import validate
+from dynaquant_core.experiments import run_experiment, shipped_configs
+from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.rework.point import point_of
 from dynaquant_core.experiments.rework.run import failed_at
 from tests.experiments.rework_kit import STEPS, settings
 
-# -- bad input -------------------------------------------------------------------------------------------
+MODELS = ("mlr", "lenet5", "alexnet", "factorisation")
 
 
 @pytest.mark.parametrize(
@@ -82,3 +83,28 @@ def test_failures_are_drawn_once_for_all_methods_and_spread_over_their_range() -
     another = expand(validate(settings(seed=1, rework={"size": 0.05, "repeats": 300}), "x"))[0]
     assert another.rework is not None
     assert failed_at(another, another.rework) != drawn
+
+
+def test_the_shipped_configs_are_what_they_say() -> None:
+    assert {f"lc/{name}" for name in MODELS} <= shipped_configs().keys()
+    for name in MODELS:
+        runs = expand(load_experiment(f"lc/{name}"))
+        own = [run for run in runs if run.rework is not None and run.rework.flat]
+        for method in ("lc", "scar", "topn"):
+            sizes = [run.rework.size for run in own if run.method == method and run.rework is not None]
+            assert sizes == [0.05, 0.1]
+        assert {run.rework.repeats for run in runs if run.rework is not None} == {50}
+        assert {run.checkpoint_every for run in runs} == {1}
+        assert all(point_of(run) for run in runs)
+
+
+def test_the_overhead_case_is_a_failure_at_iteration_7_between_full_checkpoints() -> None:
+    runs = expand(load_experiment("lc/overhead"))
+    assert {(run.method, run.checkpoint_every, run.rework.between[0]) for run in runs} == {  # type: ignore[union-attr, index]
+        ("lc", 1, 7),
+        ("none", 10, 7),
+    }
+    assert len(expand(load_experiment("lc/stages"))) == 24
+    (first, *_) = expand(load_experiment("lc/buckets"))
+    assert first.buckets is not None
+    assert (first.buckets.every, first.buckets.count) == (10, 6)
