@@ -221,7 +221,8 @@ def draw_rework(canvas: Canvas, runs: Sequence[Run]) -> None:
     left.set_xticks(range(len(places)), places, fontsize="small")
     left.set(ylabel="iterations", title="Rework after a failure (95%)")
     left.legend(frameon=False, fontsize="small")
-    right.set(xlabel="stored (% of the model)", ylabel="iterations", title="and at which size", xscale="log")
+    right.set(xlabel="stored (% of the model)", ylabel="iterations", title="and at which size")
+    right.set_xlim(left=0)
 
 
 def _place(run: Run) -> str:
