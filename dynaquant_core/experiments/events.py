@@ -9,6 +9,9 @@
 | probe | after a restore, one interval long | step, value: quality on the part |
 | killed | the parent killed the process | step |
 | swapped | the process threw its state away, to restore (``restores: swap``) | step |
+| saved | a checkpoint of a rework run was made | step, bytes and seconds |
+| repeat | a failure of a rework run is healed | repeat, digest, failed, restored, iterations, back, seconds |
+| buckets | a change was taken apart | after, iterations, buckets |
 | final | the last step is done | step, value, weights_digest, parameters |
 """
 

@@ -10,12 +10,22 @@ from typing import Any
 from dynaquant_core.experiments.price import Figure, Run, method_label
 from dynaquant_core.experiments.results import STAGES
 
-__all__ = ["NUMBERS", "WORDS", "by_model", "by_setting", "figures", "model_label", "setting_label", "words"]
+__all__ = [
+    "NUMBERS",
+    "WORDS",
+    "by_model",
+    "by_setting",
+    "figures",
+    "model_label",
+    "saving",
+    "setting_label",
+    "words",
+]
 
 #: What names a run, in this order; `words`.
 WORDS = (
     "kind", "model", "parameters", "data", "method", "options", "moments", "max_chain", "threshold", "seed",
-    "interval_steps", "steps", "failures", "restores", "as_restored",
+    "interval_steps", "steps", "failures", "restores", "as_restored", "point", "size",
 )  # fmt: skip
 
 #: Its numbers, in this order; `figures`.
@@ -24,6 +34,7 @@ NUMBERS = (
     "degradation_mean", "degradation_max", "heldout_degradation_mean", "final_value", "final_baseline",
     "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
     "training_seconds", *(f"{stage}_seconds" for stage in STAGES),
+    "rework_mean", "rework_low", "rework_high", "rework_repeats", "checkpoint_bytes",
 )  # fmt: skip
 
 
@@ -31,6 +42,8 @@ def words(run: Run) -> dict[str, Any]:
     """What names a run, by `WORDS`; options as JSON, failures and restores counted."""
     told = {name: run.get(name) for name in WORDS}
     told["options"] = json.dumps(run["options"], sort_keys=True)
+    told["point"] = None if run.get("point") is None else json.dumps(run["point"], sort_keys=True)
+    told["size"] = (run.get("rework") or {}).get("size")
     return told | {"failures": len(run["failures"]), "restores": len(run["restores"])}
 
 
@@ -69,6 +82,12 @@ def figures(run: Run) -> dict[str, float | None]:
     }
     for stage in STAGES:
         numbers[f"{stage}_seconds"] = sum(entry["seconds"].get(stage, 0.0) for entry in entries)
+    rework = run.get("rework") or {}
+    numbers |= {f"rework_{name}": rework.get(name) for name in ("mean", "low", "high", "repeats")}
+    numbers["checkpoint_bytes"] = rework.get("bytes_mean")
+    if run["kind"] == "rework":  # it has no list of checkpoints that could be counted
+        counted = ("checkpoints", "met", "keys", "evaluations")
+        numbers |= dict.fromkeys((*counted, *(f"{stage}_seconds" for stage in STAGES)))
     return {name: numbers[name] for name in NUMBERS}
 
 
@@ -85,6 +104,11 @@ def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figu
         together = {name: Figure.of(each[name] for each in numbers) for name in NUMBERS}
         found.append((alike[0], sorted(run["seed"] for run in alike), together))
     return found
+
+
+def saving(runs: Sequence[Run]) -> list[Run]:
+    """Those that kept checkpoints to be looked at one by one; other kinds have sections of their own."""
+    return [run for run in runs if run["checkpoints"]]
 
 
 def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -109,7 +133,7 @@ def model_label(run: Run) -> str:
 def setting_label(run: Run) -> str:
     """A method's name and options, and the moments' policy where it is not the usual one."""
     label = method_label(run)
-    return label if run["moments"] == "8bit" else f"{label}, moments {run['moments']}"
+    return label if run["moments"] in {"8bit", None} else f"{label}, moments {run['moments']}"
 
 
 def _ratio(entries: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> float | None:

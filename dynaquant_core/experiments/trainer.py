@@ -39,6 +39,7 @@ class Trainer:
         data: of an earlier trainer of the same experiment, so that it is not read again.
 
     Attributes:
+        order: what batches are drawn by, with the step: the seed of the run.
         step: optimizer steps done.
         seconds: time spent in `advance` by this process.
 
@@ -56,6 +57,7 @@ class Trainer:
         self.model = build(experiment, self.data.classes).to(self._device).train()
         self.optimizer = make_optimizer(experiment.optimizer, self.model)
         self.scheduler = make_scheduler(experiment.optimizer, self.optimizer, experiment.steps)
+        self.order = experiment.seed
         self.step = 0
         self.seconds = 0.0
 
@@ -66,9 +68,9 @@ class Trainer:
             ExperimentError: the loss is not finite.
         """
         started = time.perf_counter()
-        inputs, targets = self._moved(self.data.batch(self._experiment.seed, self.step))
+        inputs, targets = self._moved(self.data.batch(self.order, self.step))
         self.optimizer.zero_grad(set_to_none=True)
-        loss = _cross_entropy(self.model(inputs), targets)
+        loss = _loss(self.model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._experiment.optimizer.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._experiment.optimizer.clip)
@@ -111,7 +113,7 @@ class Trainer:
         inputs, targets = self._moved(batch)
         logits = model(inputs)
         if self._experiment.evaluate.metric == "loss":
-            return float(_cross_entropy(logits, targets))
+            return float(_loss(logits, targets))
         return float((logits.argmax(-1) == targets).float().mean())
 
     def _moved(self, batch: Batch) -> Batch:
@@ -119,7 +121,10 @@ class Trainer:
         return inputs.to(self._device), targets.to(self._device)
 
 
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of labels, squared error of numbers."""
+    if targets.is_floating_point():
+        return functional.mse_loss(logits, targets)
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 

@@ -202,7 +202,7 @@ def test_the_page_needs_no_other_file(results: Results) -> None:
     assert len(re.findall(r"(?:src|href)=", text)) == len(images)
     assert "&lt;x&gt;" in text
     written = sorted(path.name for path in (results.path.parent / "plots").iterdir())
-    assert written == sorted(["price.png", "rework.png", *(f"run-0-{name}.png" for name in PLOTS)])
+    assert written == sorted(["price.png", "recovery.png", *(f"run-0-{name}.png" for name in PLOTS)])
     assert "The price of a restore" in text
 
 

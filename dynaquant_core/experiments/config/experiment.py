@@ -15,6 +15,7 @@ from dynaquant_core.experiments.config.parts import (
     ModelSection,
     OptimizerSection,
 )
+from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
 from dynaquant_core.experiments.config.section import Count, Number, Section
 from dynaquant_core.experiments.failures import failure_steps
 
@@ -22,6 +23,7 @@ __all__ = ["Experiment", "validate"]
 
 #: The data that each model reads.
 DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar"}
+DATA_OF |= {"mlr": "mnist", "lenet5": "mnist", "alexnet": "mnist", "factorisation": "ratings"}
 
 #: Dotted key -> the values it takes; every combination is a run.
 Crossing = dict[str, list[Any]]
@@ -72,7 +74,7 @@ class Experiment(Section):
     Args:
         name: of the experiment, and of its output folder.
         kind: ``train``: each run trains, and saves meanwhile; ``replay``: a run's exact states are recorded
-            once, and each run saves those.
+            once, and each run saves those; ``rework``: one run fails many times, and its way back is counted.
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
@@ -86,13 +88,14 @@ class Experiment(Section):
         restores: ``kill``: a failure is a SIGKILL, and a new process restores; ``swap``: the same process
             throws its state away and restores, which gives the same run bit for bit and is faster.
         as_restored: replay only: each checkpoint is one of a run that was restored from the one before.
+        rework, buckets: rework only, one of the two; see `config.rework`.
         evaluate: metric and batch of the evaluation.
         grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another.
         output: results folder, by default ``runs/<name>``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    kind: Literal["train", "replay"] = "train"
+    kind: Literal["train", "replay", "rework"] = "train"
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection = OptimizerSection()
@@ -108,6 +111,8 @@ class Experiment(Section):
     failures: Annotated[Any, PlainValidator(_failures)] = 0
     restores: Literal["kill", "swap"] = "kill"
     as_restored: bool = False
+    rework: ReworkSection | None = None
+    buckets: BucketsSection | None = None
     evaluate: Evaluation = Evaluation()
     grid: Annotated[Crossing | list[Crossing], PlainValidator(_grid)] = Field(default_factory=dict)
     output: str | None = None
@@ -128,8 +133,14 @@ class Experiment(Section):
                 f"a replay trains nothing that could fail, so failures must be 0, not {self.failures!r}; "
                 f"use kind: train"
             )
-        if self.as_restored and self.kind == "train":
+        if self.as_restored and self.kind != "replay":
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
+        if self.data.name == "ratings" and self.evaluate.metric == "accuracy":
+            raise ValueError("evaluate.metric: accuracy is a share of labels, and ratings have none")
+        own, metric = (self.rework, self.buckets), self.evaluate.metric
+        problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric)
+        if problem is not None:
+            raise ValueError(problem)
         return self
 
     def as_dict(self) -> dict[str, Any]:

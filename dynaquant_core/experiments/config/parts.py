@@ -7,6 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dynaquant_core.experiments.config.section import Count, Number, Positive, Section, Share
+from dynaquant_core.experiments.config.small import (
+    AlexNetModel,
+    DigitData,
+    FactorisationModel,
+    LeNet5Model,
+    MlrModel,
+    RatingsData,
+)
 
 __all__ = [
     "CharGPTModel",
@@ -152,5 +160,7 @@ class Evaluation(Section):
         return "min" if self.metric == "loss" else "max"
 
 
-ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel, Field(discriminator="name")]
-DataSection = Annotated[TextData | ImageData, Field(discriminator="name")]
+SmallModel = MlrModel | LeNet5Model | AlexNetModel | FactorisationModel
+
+ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel | SmallModel, Field(discriminator="name")]
+DataSection = Annotated[TextData | ImageData | DigitData | RatingsData, Field(discriminator="name")]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.kinds.base import Kind
 from dynaquant_core.experiments.kinds.replay import Replayed
+from dynaquant_core.experiments.kinds.rework import Reworked
 from dynaquant_core.experiments.kinds.train import Train
 
 __all__ = ["KINDS", "kind_of"]
 
-KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed()}
+KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed(), "rework": Reworked()}
 
 
 def kind_of(run: Experiment) -> Kind:

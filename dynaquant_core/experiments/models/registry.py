@@ -6,11 +6,22 @@ from torch import nn
 
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.parts import ResNetModel, TextData, ViTModel
+from dynaquant_core.experiments.config.small import (
+    AlexNetModel,
+    FactorisationModel,
+    LeNet5Model,
+    MlrModel,
+    RatingsData,
+)
 from dynaquant_core.experiments.models.char_gpt import CharGPT
+from dynaquant_core.experiments.models.digits import AlexNet, LeNet5, Mlr
+from dynaquant_core.experiments.models.factorisation import Factorisation
 from dynaquant_core.experiments.models.resnet import ResNet
 from dynaquant_core.experiments.models.vit import ViT
 
 __all__ = ["build"]
+
+PAIRED = "the experiment's own check pairs models with data"
 
 
 def build(experiment: Experiment, classes: int) -> nn.Module:
@@ -27,7 +38,16 @@ def build(experiment: Experiment, classes: int) -> nn.Module:
             patch=section.patch,
             dropout=section.dropout,
         )
-    assert isinstance(data, TextData), "the experiment's own check pairs models with data"
+    if isinstance(section, MlrModel):
+        return Mlr(classes)
+    if isinstance(section, LeNet5Model):
+        return LeNet5(classes)
+    if isinstance(section, AlexNetModel):
+        return AlexNet(classes, width=section.width, dropout=section.dropout)
+    if isinstance(section, FactorisationModel):
+        assert isinstance(data, RatingsData), PAIRED
+        return Factorisation(data.users, data.items, rank=section.rank)
+    assert isinstance(data, TextData), PAIRED
     return CharGPT(
         classes,
         layers=section.layers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynaquant_core.experiments.figures import by_model, by_setting, setting_label
+from dynaquant_core.experiments.figures import by_model, by_setting, saving, setting_label
 from dynaquant_core.experiments.price import Figure, Run
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, percent
@@ -33,6 +33,7 @@ def seed_rows(runs: Sequence[Run]) -> list[Row]:
         >>> seed_rows([])
         []
     """
+    runs = saving(runs)
     if all(len(seeds) < 2 for _, seeds, _ in by_setting(runs)):
         return []
     return comparison_rows(runs)
@@ -45,7 +46,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[Row]:
         >>> comparison_rows([])
         []
     """
-    models = by_model(runs)
+    models = by_model(saving(runs))
     return [
         ({"model": model} if len(models) > 1 else {}) | _row(run, seeds, numbers)
         for model, mine in models.items()

@@ -9,11 +9,13 @@ from html import escape
 from types import MappingProxyType
 from typing import Any
 
+from dynaquant_core.experiments.figures import saving
 from dynaquant_core.experiments.price import Run, prices
 from dynaquant_core.experiments.report.comparison import comparison_rows
 from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_lines
 from dynaquant_core.experiments.report.published import SOURCE, published_rows
+from dynaquant_core.experiments.report.sections import sections_of
 from dynaquant_core.experiments.report.table import Row, checkpoint_rows, restore_rows, summary
 from dynaquant_core.experiments.results import Results
 
@@ -26,7 +28,7 @@ TITLES = {
     "tradeoff": "degradation over ratio, a panel a model, a mark a run",
     "history": "ratio of each checkpoint over the training, a line a method",
     "price": "final cost over stale x interval",
-    "rework": "rework after each restore",
+    "recovery": "rework after each restore",
 }
 
 OVERHEAD = (
@@ -58,11 +60,14 @@ def page(
     """
     name = escape(str(results.data["config"]["name"]))
     runs = results.data["runs"]
-    body = [f"<h1>{name}</h1>", _table(summary(results)), *_comparison(runs, together)]
+    saved = saving(runs)
+    body = [f"<h1>{name}</h1>", _table(summary(results)), *_comparison(saved, together)]
     body += _price(results, together)
-    body += ["<h2>Overhead</h2>", f"<p>{OVERHEAD}</p>", _table(overhead_rows(runs))] if runs else []
+    body += _sections(runs, together)
+    body += ["<h2>Overhead</h2>", f"<p>{OVERHEAD}</p>", _table(overhead_rows(saved))] if saved else []
     for index, (run, images) in enumerate(zip(runs, plots, strict=True)):
-        body.append(_run(index, run, images))
+        if run["checkpoints"]:  # all of the others is in a section of their kind
+            body.append(_run(index, run, images))
     for title, key in (("Settings", "config"), ("Environment", "environment")):
         text = escape(json.dumps(results.data[key], indent=1))
         body.append(f"<details><summary>{title}</summary><pre>{text}</pre></details>")
@@ -99,12 +104,23 @@ def _price(results: Results, plots: Mapping[str, bytes]) -> list[str]:
         "heals.  Band: what uninterrupted runs of other seeds differ by.  Hollow marks: thresholds above 1%."
     )
     parts = ["<h2>The price of a restore</h2>", f"<p>{words}</p>"]
-    parts += [_image(TITLES[name], plots[name]) for name in ("price", "rework") if name in plots]
+    parts += [_image(TITLES[name], plots[name]) for name in ("price", "recovery") if name in plots]
     return [
         *parts,
         _table(price_rows(prices(results.data))),
         *(f"<p>{escape(line)}.</p>" for line in spread_lines(runs)),
     ]
+
+
+def _sections(runs: Sequence[Mapping[str, Any]], plots: Mapping[str, bytes]) -> list[str]:
+    parts: list[str] = []
+    for name, (section, own) in sections_of(runs).items():
+        parts += [f"<h2>{escape(section.title)}</h2>", f"<p>{escape(section.words)}</p>"]
+        parts += [_image(name, plots[name])] if name in plots else []
+        for title, table in section.tables.items():
+            rows = table(own)
+            parts += [f"<h3>{escape(title)}</h3>", _table(rows)] if rows else []
+    return parts
 
 
 def _run(index: int, run: Mapping[str, Any], images: Mapping[str, bytes]) -> str:

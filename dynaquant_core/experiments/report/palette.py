@@ -11,7 +11,7 @@ from dynaquant_core.experiments.price import Run, method_label
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
-__all__ = ["GREY", "Look", "looks", "plain_numbers"]
+__all__ = ["COLOURS", "GREY", "Look", "looks", "plain_numbers"]
 
 #: Colour-blind safe (Okabe and Ito), a method each; then they repeat with another mark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")

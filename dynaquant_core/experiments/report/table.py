@@ -23,7 +23,7 @@ def summary(results: Results) -> list[Row]:
         >>> summary(Results(Path("results.json"), {"runs": []}))
         []
     """
-    rows = {"train": _trained_row, "replay": _replayed_row}
+    rows = {"train": _trained_row, "replay": _replayed_row, "rework": _rework_row}
     runs = results.data["runs"]
     several = len(by_model(runs)) > 1
     return [
@@ -62,6 +62,23 @@ def _replayed_row(index: int, run: Mapping[str, Any]) -> Row:
         "stale": number(numbers["stale_mean"]),
         "noise": number(numbers["noise_mean"]),
         "seconds": number(spent(numbers), digits=1),
+    }
+
+
+def _rework_row(index: int, run: Mapping[str, Any]) -> Row:
+    told = {"model": run["model"], "method": setting_label(run), "seed": str(run["seed"])}
+    named = {"run": str(index + 1), **told}
+    rework = run["rework"]
+    if rework is None:
+        return named | {"changes": str(len(run["buckets"]))}
+    interval = "" if rework["low"] is None else f" ({rework['low']:.2f} to {rework['high']:.2f})"
+    return named | {
+        "point": configuration(run["point"]),
+        "every": str(run["interval_steps"]),
+        "repeats": str(rework["repeats"]),
+        "rework": f"{rework['mean']:.2f}{interval}",
+        "stored": size(rework["bytes_mean"]),
+        "ratio": times(rework["ratio"]),
     }
 
 

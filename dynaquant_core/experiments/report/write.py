@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dynaquant_core.errors import DependencyError, StorageError
+from dynaquant_core.experiments.figures import saving
 from dynaquant_core.experiments.price import Run
 from dynaquant_core.experiments.report.history import draw_history
 from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.report.plots import draw, png
 from dynaquant_core.experiments.report.price import draw_price, has_restores
-from dynaquant_core.experiments.report.rework import draw_rework, has_rework
+from dynaquant_core.experiments.report.recovery import draw_recovery, has_recovery
+from dynaquant_core.experiments.report.sections import sections_of
 from dynaquant_core.experiments.report.tradeoff import draw_tradeoff
 from dynaquant_core.experiments.results import Results
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["write_report"]
+
+Plot = tuple[Callable[["Figure", Sequence[Run]], None], Sequence[Run]]
 
 #: Each run of a larger grid goes without plots of its own: the page would take minutes and megabytes.
 MOST_DRAWN = 24
@@ -66,19 +70,23 @@ def _drawn(results: Results) -> _Plots:
     runs = results.data["runs"]
     nothing: list[dict[str, bytes]] = [{} for _ in runs]
     try:
-        together = {name: png(plot, runs) for name, plot in _wanted(runs).items()}
-        return _Plots([draw(run) for run in runs] if len(runs) <= MOST_DRAWN else nothing, together)
+        together = {name: png(plot, subject) for name, (plot, subject) in _wanted(runs).items()}
+        few = len(runs) <= MOST_DRAWN
+        return _Plots([draw(run) if few and run["checkpoints"] else {} for run in runs], together)
     except DependencyError as error:
         return _Plots(nothing, missing=error)
 
 
-def _wanted(runs: Sequence[Run]) -> dict[str, Callable[[Figure, Sequence[Run]], None]]:
-    """The plots of all runs together that have something to show."""
-    wanted: dict[str, Callable[[Figure, Sequence[Run]], None]] = {}
-    if len(runs) > 1:
-        wanted |= {"tradeoff": draw_tradeoff, "history": draw_history}
-    if has_restores(runs):
-        wanted["price"] = draw_price
-    if has_rework(runs):
-        wanted["rework"] = draw_rework
+def _wanted(runs: Sequence[Run]) -> dict[str, Plot]:
+    """The plots of all runs together that have something to show, and what they show it of."""
+    saved = saving(runs)
+    wanted: dict[str, Plot] = {
+        name: (section.plot, own) for name, (section, own) in sections_of(runs).items()
+    }
+    if len(saved) > 1:
+        wanted |= {"tradeoff": (draw_tradeoff, saved), "history": (draw_history, saved)}
+    if has_restores(saved):
+        wanted["price"] = (draw_price, saved)
+    if has_recovery(saved):
+        wanted["recovery"] = (draw_recovery, saved)
     return wanted
