@@ -30,10 +30,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "search": PURE | {"methods"},
     "store": PURE | {"methods", "format"},
     "training": LIBRARY - {"training"},
+    "memory": GROUND | {"quantize", "state"},
     "files": LIBRARY - {"training"},
-    "plugins": LIBRARY | {"files"},
+    "plugins": LIBRARY | {"files", "memory"},
     "": LIBRARY | {"files"},  # the package's own __init__: the public names
-    "experiments": LIBRARY | {"", "files"},
+    "experiments": LIBRARY | {"", "files", "memory"},
     "cli": LIBRARY | {"", "files", "plugins", "experiments"},
 }
 
