@@ -74,8 +74,7 @@ def swap_in(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
     """Puts each slot's master in its parameter's place, with the state that it has at the places kept."""
     for slot in slots:
         if not slot.own:
-            _replace(optimizer, slot.param, slot.master)
-            entry = optimizer.state.get(slot.master, {})
+            entry = _replace(optimizer, slot.param, slot.master)
             for key, value in entry.items():
                 if _is_full(value, slot.param):
                     entry[key] = slot.gather(value).clone()
@@ -85,8 +84,7 @@ def swap_out(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
     """Undoes `swap_in`: dense state, zero where weights are pruned."""
     for slot in slots:
         if not slot.own:
-            _replace(optimizer, slot.master, slot.param)
-            entry = optimizer.state.get(slot.param, {})
+            entry = _replace(optimizer, slot.master, slot.param)
             for key, value in entry.items():
                 if _is_full(value, slot.master):
                     dense = torch.zeros_like(slot.param, dtype=value.dtype)
@@ -104,8 +102,11 @@ def _is_full(value: Any, like: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == like.shape and value.dim() > 0
 
 
-def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> None:
+def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> dict[str, Any]:
+    """Gives the new parameter's state: a dictionary of its own, for state_dicts share the old one's."""
     for group in optimizer.param_groups:
         group["params"][:] = [new if one is old else one for one in group["params"]]
-    if old in optimizer.state:
-        optimizer.state[new] = optimizer.state.pop(old)
+    if old not in optimizer.state:
+        return {}
+    optimizer.state[new] = dict(optimizer.state.pop(old))
+    return optimizer.state[new]
