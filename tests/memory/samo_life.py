@@ -1,6 +1,7 @@
 """A training process under SAMO for tests that kill it.
 
-``python -m tests.memory.samo_life FOLDER STEPS KILL_AT DTYPE PRUNER`` prints where it began, and at the end a digest
+``python -m tests.memory.samo_life FOLDER STEPS KILL_AT DTYPE PRUNER`` prints where it began, and at the end
+a digest
 of everything that a run consists of.  Each life has another seed, so only the checkpoint can make them agree.
 """
 
@@ -28,9 +29,11 @@ def main(folder, steps, kill_at, dtype, pruner):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=5)
     bird = samo.EarlyBird(window=2, distance=0.3) if pruner == "early_bird" else "magnitude"
     handle = samo.wrap(model, optimizer, sparsity=0.8, dtype=getattr(torch, dtype), pruner=bird)
-    with Checkpointer(folder, model, optimizer, scheduler=scheduler, scaler=scaler, every=4, **EXACT) as saving:
+    others = {"scheduler": scheduler, "scaler": scaler}
+    with Checkpointer(folder, model, optimizer, every=4, **others, **EXACT) as saving:
         start = saving.restore()
-        print("start", start, flush=True)
+        sys.stdout.write(f"start {start}\n")
+        sys.stdout.flush()
         for step in range(start, steps):
             optimizer.zero_grad()
             scaler.scale(loss_of(model, step)).backward()
@@ -38,14 +41,16 @@ def main(folder, steps, kill_at, dtype, pruner):
             scaler.update()
             scheduler.step()
             if pruner == "early_bird" and step % 3 == 2 and handle.end_epoch():
-                print("drawn", step, flush=True)
+                sys.stdout.write(f"drawn {step}\n")
+                sys.stdout.flush()
             saving.step()
             if saving.completed == kill_at:
                 saving.wait()
                 os.kill(os.getpid(), signal.SIGKILL)
     tree = capture(Subject(model, optimizer, scheduler, scaler), steps)
-    print("digest", hashlib.sha256(repr(bits(tree)).encode()).hexdigest())
-    print("sparsity", handle.sparsity)
+    digest = hashlib.sha256(repr(bits(tree)).encode()).hexdigest()
+    sys.stdout.write(f"digest {digest}\n")
+    sys.stdout.write(f"sparsity {handle.sparsity}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""One rank of a data-parallel run under SAMO: ``python -m tests.memory.samo_ranks STORE RANK RANKS``, prints JSON."""
+"""One rank of a data-parallel run under SAMO: ``python -m tests.memory.samo_ranks STORE RANK RANKS``, prints
+JSON."""
 
 import json
 import sys
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory import samo
-from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, equal, gpt, loss_of, twin
+from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, gpt, loss_of, twin
 
 
 class Branches(nn.Module):
@@ -108,7 +109,10 @@ def with_unused_layers(rank):
     handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
     model(torch.ones(2, 8), (0, 1) if rank else (0,)).backward()
     slots = {slot.name: slot.master.grad for slot in handle.engine.slots}
-    sums = [None if slots[f"layers.{at}.weight"] is None else float(slots[f"layers.{at}.weight"].sum()) for at in range(3)]
+    sums = [
+        None if slots[f"layers.{at}.weight"] is None else float(slots[f"layers.{at}.weight"].sum())
+        for at in range(3)
+    ]
     optimizer.step()
     return sums
 
@@ -145,7 +149,7 @@ def main(store, rank, ranks):
         "masks": with_different_masks(rank),
         "ddp": wrapped_in_ddp(),
     }
-    print(json.dumps(told))
+    sys.stdout.write(json.dumps(told) + "\n")
     dist.destroy_process_group()
 
 

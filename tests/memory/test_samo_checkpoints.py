@@ -74,7 +74,15 @@ def test_the_mask_is_stored_once_in_one_bit_a_weight():
 
 def live(folder, steps, kill_at=0, seed=0, *options):
     """Runs one life; returns its exit code and what it printed."""
-    command = [sys.executable, "-m", "tests.memory.samo_life", str(folder), str(steps), str(kill_at), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.memory.samo_life",
+        str(folder),
+        str(steps),
+        str(kill_at),
+        *options,
+    ]
     env = os.environ | {"SEED": str(seed), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
     return done.returncode, dict(line.split() for line in done.stdout.splitlines()), done.stderr

@@ -62,7 +62,9 @@ def test_until_the_draw_training_is_dense_and_then_goes_on_from_its_weights_and_
     assert handle.sparsity > 0.8
     weight, mask = model.blocks[0].expand.weight, handle.masks()["blocks.0.expand.weight"]
     assert not weight[~mask].any()
-    moments = optimizer.state[next(s.master for s in handle.engine.slots if s.name == "blocks.0.expand.weight")]
+    moments = optimizer.state[
+        next(s.master for s in handle.engine.slots if s.name == "blocks.0.expand.weight")
+    ]
     assert moments["exp_avg"].numel() == mask.sum()
     assert moments["step"] == 7
 

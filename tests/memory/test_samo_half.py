@@ -66,7 +66,7 @@ def test_master_weights_remember_what_half_precision_cannot():
 
 
 def test_a_static_scale_is_exact_and_leaves_out_steps_that_overflow(caplog):
-    runs = []
+    runs = []  # a scale that is a power of two rounds nothing
     for scale in (None, 256.0):
         model, optimizer, handle = wrapped(dtype=torch.bfloat16, loss_scale=scale)
         for step in range(5):
@@ -76,7 +76,7 @@ def test_a_static_scale_is_exact_and_leaves_out_steps_that_overflow(caplog):
             torch.nn.utils.clip_grad_norm_(handle.parameters(), 0.5)
             optimizer.step()
         runs.append(model.state_dict())
-    assert all(torch.equal(one, runs[1][name]) for name, one in runs[0].items())  # a power of two rounds nothing
+    assert all(torch.equal(one, runs[1][name]) for name, one in runs[0].items())
     before = {name: one.clone() for name, one in model.state_dict().items()}
     optimizer.zero_grad()
     (handle.scale(loss_of(model, 0)) * torch.inf).backward()
@@ -97,13 +97,17 @@ def test_small_gradients_survive_float16_only_under_a_scale():
     for scale in (None, 2.0**12):
         model, _, handle = wrapped(loss_scale=scale)
         handle.scale(loss_of(model, 0) * 1e-6).backward()
-        found.append(sum(int(one.grad.count_nonzero()) for one in handle.parameters() if one.grad is not None))
+        found.append(
+            sum(int(one.grad.count_nonzero()) for one in handle.parameters() if one.grad is not None)
+        )
     assert found[1] > 2 * found[0]
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_gradient_scaler_works_on_the_optimizer_as_ever(fused):
-    model, optimizer, _ = wrapped(make=lambda p: torch.optim.AdamW(p, lr=3e-3, fused=fused), dtype=torch.float16)
+    model, optimizer, _ = wrapped(
+        make=lambda p: torch.optim.AdamW(p, lr=3e-3, fused=fused), dtype=torch.float16
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=4)
     before = {name: one.clone() for name, one in model.state_dict().items()}
     for _ in range(40):
@@ -129,7 +133,9 @@ def test_gradients_that_are_not_finite_are_refused_and_nothing_is_stepped(bad):
     with pytest.raises(GradientError, match=r"gradient of '.*' holds NaN or infinity; nothing was stepped"):
         optimizer.step()
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert all(torch.equal(one["exp_avg"], moments[key]) for key, one in optimizer.state_dict()["state"].items())
+    assert all(
+        torch.equal(one["exp_avg"], moments[key]) for key, one in optimizer.state_dict()["state"].items()
+    )
     optimizer.zero_grad()
     loss_of(model, 0).backward()
     optimizer.step()

@@ -24,7 +24,12 @@ def small():
     return model, torch.optim.Adam(model.parameters())
 
 
-@given(SIZES, st.integers(0, 2**32), st.floats(0, 1), st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
+@given(
+    SIZES,
+    st.integers(0, 2**32),
+    st.floats(0, 1),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
 def test_compress_and_expand_are_each_others_inverse(shape, seed, share, dtype):
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(shape), generator=generator).tolist()
@@ -62,7 +67,10 @@ def test_many_values_are_written_by_several_threads(monkeypatch):
 
 
 @given(
-    st.lists(SIZES, min_size=1, max_size=4), st.integers(0, 2**32), st.floats(0, 0.999), st.sampled_from(["layer", "global"])
+    st.lists(SIZES, min_size=1, max_size=4),
+    st.integers(0, 2**32),
+    st.floats(0, 0.999),
+    st.sampled_from(["layer", "global"]),
 )
 def test_magnitude_masks_keep_the_largest_and_no_layer_loses_all(shapes, seed, sparsity, scope):
     generator = torch.Generator().manual_seed(seed)
@@ -95,7 +103,9 @@ def test_vectors_embeddings_and_patterns_stay_dense():
 def test_a_mask_may_use_any_name_of_a_tied_weight_and_leaves_other_layers_dense():
     model = gpt()
     mask = torch.rand(model.wte.weight.shape) < 0.5
-    handle = samo.wrap(model, torch.optim.Adam(model.parameters()), {"head.weight": mask}, dtype=torch.float32)
+    handle = samo.wrap(
+        model, torch.optim.Adam(model.parameters()), {"head.weight": mask}, dtype=torch.float32
+    )
     assert list(handle.masks()) == ["wte.weight"]
     assert torch.equal(model.head.weight != 0, mask)
 
@@ -203,7 +213,10 @@ TRUE = torch.ones(5, 6, dtype=torch.bool)
         (lambda: samo.wrap(small()[1], small()[1]), "model is Adam, expected a torch.nn.Module"),
         (lambda: samo.wrap(small()[0], small()[0]), "optimizer is Sequential"),
         (lambda: samo.EarlyBird(window=0), "must be positive"),
-        (lambda: require_layer("w", torch.empty(2**16, 2**15, device="meta")), "int32 index numbers 2147483647"),
+        (
+            lambda: require_layer("w", torch.empty(2**16, 2**15, device="meta")),
+            "int32 index numbers 2147483647",
+        ),
         (lambda: require_layer("w", torch.empty(4, 4, device="meta")), "has no memory yet"),
     ],
 )
@@ -220,7 +233,9 @@ def test_a_refusal_changes_nothing():
     with pytest.raises(ConfigError):
         samo.wrap(model, optimizer, {"0.weight": TRUE, "1.weight": TRUE})
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert [one.shape for one in optimizer.param_groups[0]["params"]] == [one.shape for one in model.parameters()]
+    assert [one.shape for one in optimizer.param_groups[0]["params"]] == [
+        one.shape for one in model.parameters()
+    ]
     samo.wrap(model, optimizer)
 
 
