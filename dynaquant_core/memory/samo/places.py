@@ -46,9 +46,10 @@ def is_whole(tensor: Tensor) -> bool:
     """Whether the tensor's elements fill one run of memory, each at a place of its own.
 
     Example:
-        >>> is_whole(torch.zeros(4, 6).t()), is_whole(torch.zeros(4, 6)[:, :3]),
-        is_whole(torch.zeros(1).expand(3))
-        (True, False, False)
+        >>> is_whole(torch.zeros(4, 6).t()), is_whole(torch.zeros(4, 6)[:, :3])
+        (True, False)
+        >>> is_whole(torch.zeros(1).expand(3))
+        False
     """
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

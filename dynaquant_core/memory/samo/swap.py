@@ -108,5 +108,6 @@ def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> dict
         group["params"][:] = [new if one is old else one for one in group["params"]]
     if old not in optimizer.state:
         return {}
-    optimizer.state[new] = dict(optimizer.state.pop(old))
-    return optimizer.state[new]
+    entry = dict(optimizer.state.pop(old))
+    optimizer.state[new] = entry
+    return entry
