@@ -22,6 +22,7 @@ __all__ = [
     "EmptyStoreError",
     "EvaluationError",
     "ExperimentError",
+    "GradientError",
     "LimitError",
     "MissingBaseError",
     "NotAStoreError",
@@ -75,6 +76,10 @@ class StateMismatchError(DynaQuantError):
 
 class EvaluationError(DynaQuantError):
     """The user's evaluate raised, or the uncompressed model's quality is not finite."""
+
+
+class GradientError(DynaQuantError, ArithmeticError):
+    """Gradients hold NaN or infinity, or are not those of a whole backward pass; nothing was stepped."""
 
 
 # -- the store -----------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "search": PURE | {"methods"},
     "store": PURE | {"methods", "format"},
     "training": LIBRARY - {"training"},
-    "files": LIBRARY - {"training"},
     "memory": GROUND | {"quantize", "state"},
+    "files": LIBRARY - {"training"},
     "plugins": LIBRARY | {"files", "memory"},
     "": LIBRARY | {"files"},  # the package's own __init__: the public names
     "experiments": LIBRARY | {"", "files", "memory"},

@@ -1,0 +1,101 @@
+"""A model in half precision: parameters, buffers, what goes in and what comes out.
+
+As mixed precision is usually done: batch norms, whose running statistics need the range, stay in float32;
+floating inputs are cast to the model's dtype on the way in and outputs to float32 on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Cast", "cast_tree"]
+
+
+def cast_tree(tree: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors of lists, tuples and plain dictionaries in ``dtype``; everything else as it is.
+
+    Example:
+        >>> cast_tree({"x": torch.zeros(1), "n": 3}, torch.float16)
+        {'x': tensor([0.], dtype=torch.float16), 'n': 3}
+    """
+    if isinstance(tree, Tensor):
+        return tree.to(dtype) if tree.is_floating_point() else tree
+    if type(tree) is dict:
+        return {key: cast_tree(value, dtype) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(cast_tree(value, dtype) for value in tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(cast_tree(value, dtype) for value in tree))
+    return tree
+
+
+class Cast:
+    """Turns a model's floating tensors into ``dtype``, and back.
+
+    Args:
+        model: changed in place; its parameters stay the same objects, so tied ones stay tied.
+        dtype: of everything but batch norms.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
+        self._parameters: list[tuple[nn.Parameter, torch.dtype]] = []
+        self._buffers: list[tuple[nn.Module, str, torch.dtype]] = []
+        self._handles: list[RemovableHandle] = []
+        self._turn(dtype)
+        if dtype != torch.float32:
+            # No bound methods: a deep copy of the model must not copy what is behind them.
+            before, after = partial(_cast_in, dtype), partial(_cast_out)
+            self._handles = [
+                model.register_forward_pre_hook(before, with_kwargs=True),
+                model.register_forward_hook(after),
+            ]
+
+    def undo(self) -> None:
+        """Everything as it was, but for what rounding took."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter, dtype in self._parameters:
+            parameter.data = parameter.data.to(dtype)
+        for module, name, dtype in self._buffers:
+            buffer = module._buffers[name]
+            if buffer is not None:
+                module._buffers[name] = buffer.to(dtype)
+
+    def _turn(self, dtype: torch.dtype) -> None:
+        for parameter in _outside_batch_norms(self._model):
+            if parameter.is_floating_point() and parameter.dtype != dtype:
+                self._parameters.append((parameter, parameter.dtype))
+                parameter.data = parameter.data.to(dtype)
+        for module in self._model.modules():
+            for name, buffer in () if isinstance(module, _BatchNorm) else list(module._buffers.items()):
+                if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype:
+                    self._buffers.append((module, name, buffer.dtype))
+                    module._buffers[name] = buffer.to(dtype)
+
+
+def _outside_batch_norms(model: nn.Module) -> Iterator[nn.Parameter]:
+    seen = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        for parameter in module.parameters()
+    }
+    for parameter in model.parameters():
+        if parameter not in seen:
+            yield parameter
+
+
+def _cast_in(dtype: torch.dtype, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return cast_tree(args, dtype), cast_tree(kwargs, dtype)
+
+
+def _cast_out(_: nn.Module, __: Any, output: Any) -> Any:
+    return cast_tree(output, torch.float32)

@@ -1,0 +1,97 @@
+"""From the dense gradient that autograd makes to what the optimizer sees, as soon as it is made.
+
+grad16 is what is kept of one backward pass, in the model's dtype; grad32, the ``grad`` of the compressed
+parameter,
+is what passes have added up to, unscaled.  So ``zero_grad``, clipping, `torch.amp.GradScaler` and closures
+work on the optimizer's parameters as they always do.  In float32 both are the same memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dynaquant_core.memory.samo.slots import Slot
+
+__all__ = ["Collector"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Moves gradients; holds nothing itself.
+
+    Args:
+        scale: what the loss was multiplied with; grad16 is scaled, grad32 is not.
+    """
+
+    scale: float = 1.0
+
+    def collect(self, slot: Slot, *, reducing: bool) -> None:
+        """Takes a dense gradient from the model's parameter and frees it.
+
+        Args:
+            slot: whose parameter has just got its gradient.
+            reducing: grad16 is averaged over ranks next, so it must hold all that was accumulated, and grad32
+                is made by `deliver`.
+        """
+        if slot.own:
+            self.load(slot)
+            return
+        dense, slot.param.grad = slot.param.grad, None
+        assert dense is not None
+        if dense.layout != torch.strided:
+            dense = dense.to_dense()
+        if slot.param.dtype == torch.float32:
+            self._in_place(slot, dense)
+        else:
+            self._in_half(slot, dense, reducing=reducing)
+        if reducing:
+            self.load(slot)
+
+    def load(self, slot: Slot) -> bool:
+        """Puts what was accumulated into grad16; False: there is nothing."""
+        held, gradient = slot.master.grad, slot.gradient
+        assert gradient is not None
+        if held is None:
+            return False
+        if slot.param.dtype != torch.float32:
+            gradient.copy_(held if self.scale == 1 else held * self.scale)
+        elif held.data_ptr() != gradient.data_ptr():
+            gradient.copy_(held)
+            slot.master.grad = gradient
+        return True
+
+    def deliver(self, slot: Slot) -> None:
+        """grad32 = what is in grad16, after the ranks' average."""
+        assert slot.gradient is not None
+        if slot.param.dtype == torch.float32:
+            slot.master.grad = slot.gradient
+        elif slot.master.grad is None:
+            slot.master.grad = self._unscaled(slot.gradient)
+        else:
+            slot.master.grad.copy_(self._unscaled(slot.gradient))
+
+    def _in_place(self, slot: Slot, dense: Tensor) -> None:
+        held = slot.master.grad
+        if held is not None:
+            held.add_(slot.gather(dense), alpha=1 / self.scale)
+            return
+        slot.take(dense)
+        assert slot.gradient is not None
+        if self.scale != 1:
+            slot.gradient.mul_(1 / self.scale)
+        slot.master.grad = slot.gradient
+
+    def _in_half(self, slot: Slot, dense: Tensor, *, reducing: bool) -> None:
+        slot.take(dense)
+        assert slot.gradient is not None
+        if slot.master.grad is not None:
+            slot.master.grad.add_(slot.gradient, alpha=1 / self.scale)
+        elif not reducing:
+            slot.master.grad = self._unscaled(slot.gradient)
+
+    def _unscaled(self, gradient: Tensor) -> Tensor:
+        grad32 = gradient.to(torch.float32)
+        return grad32 if self.scale == 1 else grad32.mul_(1 / self.scale)

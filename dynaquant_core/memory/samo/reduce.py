@@ -1,0 +1,154 @@
+"""The all-reduce of compressed gradients, bucket by bucket, while backward still runs.
+
+The model is not wrapped in DistributedDataParallel.  DDP's reducer copies every dense gradient into dense
+buckets before a communication hook sees it: the hook could shrink what is sent, but the buckets would hold a
+second dense gradient, which is the memory that SAMO is there to save, and the hooks that free the dense
+gradient would race with the reducer's.  So the compressed vectors have buckets of their own.  They are
+launched
+in the same order on every rank, as DDP does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from dynaquant_core.errors import ConfigError, GradientError
+from dynaquant_core.memory.samo.slots import Bucket, Slot
+
+__all__ = ["Group", "Reducer", "agree", "broadcast", "resolve"]
+
+#: A process group; "world": all ranks where torch.distributed is at work; None: this process alone.
+Group = dist.ProcessGroup | str | None
+
+
+def resolve(group: Group) -> dist.ProcessGroup | None:
+    """The process group to average over; None where this process is alone.
+
+    Raises:
+        ConfigError: neither a group, nor "world", nor None.
+    """
+    if isinstance(group, str) and group != "world":
+        raise ConfigError(f"samo: group must be a process group, 'world' or None, got {group!r}.")
+    if group is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    found = dist.group.WORLD if isinstance(group, str) else group
+    return found if dist.get_world_size(found) > 1 else None
+
+
+def broadcast(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Every rank begins with the weights and buffers of the group's first, as under DDP."""
+    source = dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            whole = tensor.detach().contiguous()
+            dist.broadcast(whole, source, group)
+            tensor.copy_(whole)
+
+
+def agree(digest: int, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether all ranks have the same number (below 2**62)."""
+    ends = torch.tensor([digest, -digest], device=device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group)
+    return int(ends[0]) == -int(ends[1])
+
+
+class Reducer:
+    """Averages buckets over the ranks of a group.
+
+    A parameter without a gradient on any rank keeps none; one without a gradient on some ranks counts as
+    zeros
+    there.  Each bucket carries a flag a parameter for that.
+
+    Args:
+        buckets: the same on all ranks, in the order in which they are launched.
+        group: at least two ranks.
+        load: puts what a parameter has accumulated into its bucket; False: it has nothing.
+        deliver: called with each slot when its average is in the bucket.
+    """
+
+    def __init__(
+        self,
+        buckets: list[Bucket],
+        group: dist.ProcessGroup,
+        *,
+        load: Callable[[Slot], bool],
+        deliver: Callable[[Slot], None],
+    ) -> None:
+        self._buckets, self._group = buckets, group
+        self._load, self._deliver = load, deliver
+        self._ranks = dist.get_world_size(group)
+        self._home = {slot.name: bucket for bucket in buckets for slot in bucket.slots}
+        self._launched: list[dist.Work] = []
+        self._lock = threading.Lock()
+        self._waiting = False
+
+    def ready(self, slot: Slot) -> None:
+        """A gradient is in its bucket; launches what is complete and asks to be called when backward ends."""
+        with self._lock:
+            if not self._waiting:
+                self._waiting = True
+                Variable._execution_engine.queue_callback(self._finish)
+            self._home[slot.name].ready.add(slot.name)
+            self._launch()
+
+    def require_done(self) -> None:
+        """Raises GradientError where a backward pass broke off before its gradients were averaged."""
+        if self._waiting:
+            raise GradientError(
+                "samo: a backward pass broke off before its gradients were averaged over the ranks; "
+                "nothing was "
+                "changed; end the job and resume from a checkpoint."
+            )
+
+    def _launch(self) -> None:
+        """Sends complete buckets, in order: collectives are matched between ranks by their order."""
+        while len(self._launched) < len(self._buckets):
+            bucket = self._buckets[len(self._launched)]
+            if len(bucket.ready) < len(bucket.slots):
+                return
+            bucket.flags.fill_(1)
+            self._send(bucket)
+
+    def _send(self, bucket: Bucket) -> None:
+        bucket.buffer.div_(self._ranks)
+        work = dist.all_reduce(bucket.buffer, group=self._group, async_op=True)
+        assert work is not None
+        self._launched.append(work)
+
+    def _finish(self) -> None:
+        for bucket in self._buckets[len(self._launched) :]:
+            bucket.flags.copy_(torch.tensor([float(self._has(slot, bucket)) for slot in bucket.slots]))
+            self._send(bucket)
+        for work in self._launched:
+            work.wait()
+        for bucket in self._buckets:
+            for slot in self._used(bucket):
+                self._deliver(slot)
+            bucket.ready.clear()
+        self._launched.clear()
+        self._waiting = False
+
+    def _has(self, slot: Slot, bucket: Bucket) -> bool:
+        """Whether a slot takes part; one that does not is zero in the bucket."""
+        if slot.name in bucket.ready or self._load(slot):
+            return True
+        assert slot.gradient is not None
+        slot.gradient.zero_()
+        return False
+
+    def _used(self, bucket: Bucket) -> Iterable[Slot]:
+        """Slots with a gradient on any rank; the flags are only read where this rank is not sure."""
+        if len(bucket.ready) == len(bucket.slots):
+            return bucket.slots
+        flags: list[float] = _listed(bucket.flags)
+        return [slot for slot, flag in zip(bucket.slots, flags, strict=True) if flag > 0]
+
+
+def _listed(flags: Tensor) -> list[float]:
+    return [float(flag) for flag in flags.tolist()]

@@ -1,0 +1,113 @@
+"""The optimizer's side: the same object over compressed parameters, its moments where weights are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dynaquant_core.config import require
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.memory.samo.slots import Slot
+
+__all__ = ["moments_of", "require_optimizer", "swap_in", "swap_out"]
+
+
+def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+    """Names of the parameters that the optimizer trains: those in its groups that need gradients.
+
+    Args:
+        optimizer: any that steps each weight by itself.
+        parameters: the model's, by name.
+
+    Raises:
+        ConfigError: no optimizer; its parameters are not the model's; it needs matrices or sparse gradients;
+            it keeps something that is not one value a weight.
+    """
+    require(
+        isinstance(optimizer, Optimizer),
+        f"samo: optimizer is {type(optimizer).__name__}, expected torch.optim.Optimizer.",
+    )
+    refused = (torch.optim.SparseAdam, *((torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()))
+    require(
+        not isinstance(optimizer, refused),
+        f"samo: {type(optimizer).__name__} needs matrices or sparse gradients, and a compressed layer is "
+        "a vector.",
+    )
+    names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strange = sum(parameter not in names for parameter in held)
+    require(
+        strange == 0,
+        f"samo: {strange} of the optimizer's {len(held)} parameters are not the model's; wrap the model "
+        "together "
+        "with the optimizer that was built on its parameters.",
+    )
+    trained = [names[parameter] for parameter in held if parameter.requires_grad]
+    require(
+        bool(trained),
+        "samo: the optimizer holds no parameter that needs gradients; there is nothing to train.",
+    )
+    for parameter, entry in optimizer.state.items():
+        if parameter in names:
+            _require_state(names[parameter], parameter, entry)
+    return [name for name in parameters if name in set(trained)]
+
+
+def _require_state(name: str, parameter: Tensor, entry: Mapping[str, Any]) -> None:
+    for key, value in entry.items():
+        flat = isinstance(value, int | float | bool | str | type(None)) or (
+            isinstance(value, Tensor) and (value.numel() == 1 or value.shape == parameter.shape)
+        )
+        if not flat:
+            raise ConfigError(
+                f"samo: the optimizer's {key!r} of {name!r} is not one value a weight, so it cannot be "
+                "compressed; "
+                "wrap before the first step."
+            )
+
+
+def swap_in(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
+    """Puts each slot's master in its parameter's place, with the state that it has at the places kept."""
+    for slot in slots:
+        if not slot.own:
+            entry = _replace(optimizer, slot.param, slot.master)
+            for key, value in entry.items():
+                if _is_full(value, slot.param):
+                    entry[key] = slot.gather(value).clone()
+
+
+def swap_out(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
+    """Undoes `swap_in`: dense state, zero where weights are pruned."""
+    for slot in slots:
+        if not slot.own:
+            entry = _replace(optimizer, slot.master, slot.param)
+            for key, value in entry.items():
+                if _is_full(value, slot.master):
+                    dense = torch.zeros_like(slot.param, dtype=value.dtype)
+                    slot.spread(value, dense)
+                    entry[key] = dense
+
+
+def moments_of(optimizer: Optimizer, slot: Slot) -> list[Tensor]:
+    """The optimizer's tensors that hold one value for each weight of a slot."""
+    entry = optimizer.state.get(slot.master, {})
+    return [value for value in entry.values() if _is_full(value, slot.master)]
+
+
+def _is_full(value: Any, like: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == like.shape and value.dim() > 0
+
+
+def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> dict[str, Any]:
+    """Gives the new parameter's state: a dictionary of its own, for state_dicts share the old one's."""
+    for group in optimizer.param_groups:
+        group["params"][:] = [new if one is old else one for one in group["params"]]
+    if old not in optimizer.state:
+        return {}
+    entry = dict(optimizer.state.pop(old))
+    optimizer.state[new] = entry
+    return entry

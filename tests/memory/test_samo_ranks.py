@@ -1,0 +1,55 @@
+"""Two gloo ranks: the all-reduce of compressed gradients is DDP's, with fewer bytes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What each of two ranks said."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.memory.samo_ranks", str(store), str(rank), "2"],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "DYNAQUANT_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+
+
+def test_float32_equals_masked_dense_training_under_ddp_bit_for_bit(told):
+    assert [(one["gpt"], one["conv"]) for one in told] == [(True, True)] * 2
+
+
+def test_half_precision_ranks_stay_together_and_hand_in_only_what_is_kept(told):
+    for one in told:
+        assert one["half"]["together"]
+        assert one["half"]["fell"]
+        assert one["half"]["share"] == pytest.approx(1, abs=0.05)  # flags and alignment
+
+
+def test_layers_that_some_ranks_or_none_used(told):
+    first, second = (one["unused"] for one in told)
+    assert first == second
+    assert None not in first[:2]
+    assert first[2] is None
+
+
+def test_different_masks_and_ddp_are_refused(told):
+    for one in told:
+        assert "different masks" in one["masks"]
+        assert "give model.module" in one["ddp"]
