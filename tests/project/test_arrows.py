@@ -31,9 +31,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": PURE | {"methods", "format"},
     "training": LIBRARY - {"training"},
     "files": LIBRARY - {"training"},
-    "plugins": LIBRARY | {"files"},
+    "comm": GROUND | {"state"},
+    "plugins": LIBRARY | {"files", "comm"},
     "": LIBRARY | {"files"},  # the package's own __init__: the public names
-    "experiments": LIBRARY | {"", "files"},
+    "experiments": LIBRARY | {"", "files", "comm"},
     "cli": LIBRARY | {"", "files", "plugins", "experiments"},
 }
 

@@ -1,0 +1,105 @@
+"""The collectives of one bucket, as futures that DDP waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, distributed
+from torch.futures import Future
+from torch.nn import Parameter
+
+from dynaquant_core.comm.two_bit.layout import Layout
+
+__all__ = ["Bucket", "Scaler", "Sent", "all_gather", "dense"]
+
+
+class Bucket(Protocol):
+    """What is used of `torch.distributed.GradBucket`."""
+
+    def index(self) -> int:
+        """Its place among the buckets, which come in this order."""
+        ...
+
+    def is_last(self) -> bool:
+        """Whether the backward pass ends with it."""
+        ...
+
+    def buffer(self) -> Tensor:
+        """Its gradients, flat [n]."""
+        ...
+
+    def gradients(self) -> list[Tensor]:
+        """Views into `buffer`, in the parameters' shapes."""
+        ...
+
+    def parameters(self) -> list[Parameter]:
+        """Its parameters."""
+        ...
+
+
+class Scaler(Protocol):
+    """What is used of a gradient scaler, such as `torch.amp.GradScaler`."""
+
+    def get_scale(self) -> float:
+        """What the loss is multiplied by."""
+        ...
+
+    def is_enabled(self) -> bool:
+        """Whether it is multiplied at all."""
+        ...
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one bucket has sent in this step.
+
+    Args:
+        layout: of the bucket.
+        residual: float32[n], live.
+        packed: uint8[layout.bytes].
+        arrived: bool[], whether all that came back is finite, so that the step counts.
+    """
+
+    layout: Layout
+    residual: Tensor
+    packed: Tensor
+    arrived: Tensor = field(default_factory=lambda: torch.tensor(True))
+
+    def take_back(self) -> None:
+        """Puts what was sent into the residual again; what was not finite had left nothing there."""
+        back = self.layout.decode_sum(self.packed[None], 1.0)
+        self.residual.add_(back.nan_to_num_(nan=0.0))
+
+
+def all_gather(
+    packed: Tensor, group: distributed.ProcessGroup, decode: Callable[[Tensor], Tensor]
+) -> Future[Tensor]:
+    """Gathers the codes of all ranks and decodes them as they have arrived.
+
+    Args:
+        packed: uint8[n] of this rank, of the same length on all.
+        group: the ranks.
+        decode: takes uint8[ranks, n], in the order of ranks.
+    """
+    ranks = group.size()
+    if ranks == 1:
+        done: Future[Tensor] = Future()
+        done.set_result(decode(packed[None]))
+        return done
+    gathered = torch.empty(ranks * packed.numel(), dtype=torch.uint8, device=packed.device)
+    work = distributed.all_gather_into_tensor(gathered, packed, group=group, async_op=True)
+
+    def finish(future: Future[object]) -> Tensor:
+        future.value()  # raises where a rank is gone
+        return decode(gathered.view(ranks, -1))
+
+    return cast("Future[Tensor]", work.get_future().then(finish))
+
+
+def dense(buffer: Tensor, group: distributed.ProcessGroup) -> Future[Tensor]:
+    """The plain all-reduce (a sum) of a bucket, in place."""
+    work = distributed.all_reduce(buffer, group=group, async_op=True)
+    return cast("Future[Tensor]", work.get_future().then(lambda future: future.value()[0]))
