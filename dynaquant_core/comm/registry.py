@@ -67,7 +67,7 @@ def register(ddp_model: DistributedDataParallel, settings: Mapping[str, Any]) ->
             f"comm: settings need the key 'compression', one of {', '.join(map(repr, TECHNIQUES))}; "
             f"found the keys {list(settings)}."
         )
-    if name not in TECHNIQUES:
+    if not isinstance(name, str) or name not in TECHNIQUES:
         raise ConfigError(f"comm: there is no compression {name!r}; {_nearest(name, TECHNIQUES)}")
     module, _, attribute = TECHNIQUES[name].partition(":")
     technique = getattr(import_module(module), attribute)

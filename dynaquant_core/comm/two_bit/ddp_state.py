@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.comm.attach import require_agreement, trained_parameters
 from dynaquant_core.comm.two_bit.codes import require_floating
-from dynaquant_core.comm.two_bit.exchange import Bucket, Scaler, Sent, all_gather, dense
+from dynaquant_core.comm.two_bit.exchange import Bucket, Scaler, Sent, all_gather, dense, views_of
 from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.residuals import Residuals
 from dynaquant_core.comm.two_bit.saved import put_back, state_of
@@ -103,7 +103,7 @@ class TwoBitState:
         return dense(buffer.div_(self.settings.divisor(self.ranks)), self.group)
 
     def _compressed(self, bucket: Bucket) -> Future[Tensor]:
-        buffer, views = bucket.buffer(), bucket.gradients()
+        buffer, views = bucket.buffer(), views_of(bucket)
         names = tuple(self._names[parameter] for parameter in bucket.parameters())
         if names not in self._layouts:
             sizes = zip(names, views, strict=True)

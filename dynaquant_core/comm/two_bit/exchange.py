@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from dynaquant_core.comm.two_bit.layout import Layout
 
-__all__ = ["Bucket", "Scaler", "Sent", "all_gather", "dense"]
+__all__ = ["Bucket", "Scaler", "Sent", "all_gather", "dense", "views_of"]
 
 
 class Bucket(Protocol):
@@ -32,7 +32,7 @@ class Bucket(Protocol):
         ...
 
     def gradients(self) -> list[Tensor]:
-        """Views into `buffer`, in the parameters' shapes."""
+        """Contiguous views into `buffer`, in the parameters' shapes."""
         ...
 
     def parameters(self) -> list[Parameter]:
@@ -72,6 +72,25 @@ class Sent:
         """Puts what was sent into the residual again; what was not finite had left nothing there."""
         back = self.layout.decode_sum(self.packed[None], 1.0)
         self.residual.add_(back.nan_to_num_(nan=0.0))
+
+
+def views_of(bucket: Bucket) -> list[Tensor]:
+    """A bucket's gradients as views into its buffer, in the parameters' own memory order.
+
+    The bucket's own ``gradients()`` take every tensor for contiguous; where one is not (channels_last,
+    say), DDP lays its gradient out as the parameter lies, if that is dense.
+    """
+    buffer = bucket.buffer()
+    return [
+        buffer.as_strided(item.shape, _dense_strides(item), view.storage_offset())
+        for item, view in zip(bucket.parameters(), bucket.gradients(), strict=True)
+    ]
+
+
+def _dense_strides(parameter: Tensor) -> tuple[int, ...]:
+    """The strides of a dense tensor, those of a contiguous one for any other."""
+    like = torch.empty_like(parameter, device="meta")
+    return like.stride() if like.stride() == parameter.stride() else like.contiguous().stride()
 
 
 def all_gather(

@@ -141,7 +141,7 @@ def _common_names(replicas: list[dict[str, nn.Parameter]]) -> list[str]:
     require(len(replicas) > 1, f"two_bit: expected two replicas or more, got {len(replicas)}.")
     shapes = [{name: tuple(item.shape) for name, item in parameters.items()} for parameters in replicas]
     for index, other in enumerate(shapes):
-        differing = sorted(name for name, _ in shapes[0].items() ^ other.items())
+        differing = sorted({name for name, _ in shapes[0].items() ^ other.items()})
         require(
             not differing,
             f"two_bit: replica {index} differs from the first in {', '.join(differing[:4])}; expected the "
