@@ -6,6 +6,6 @@
 
 from __future__ import annotations
 
-from dynaquant_core.comm.registry import TECHNIQUES, register
+from dynaquant_core.comm.registry import register
 
-__all__ = ["TECHNIQUES", "register"]
+__all__ = ["register"]

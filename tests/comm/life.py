@@ -1,7 +1,7 @@
 """One rank of a run that is saved, killed, resumed: ``python -m tests.comm.life STORE RANK RANKS OUT ACT``.
 
-ACT is ``STEPS-KILL_0-KILL_1``: how far to go, and at which step each rank is killed (0: not): rank 1 before it
-saves, rank 0 after the commit.
+ACT is ``RUN-STEPS-KILL_0-KILL_1``: which run goes on, how far, and at which step each rank is killed (0: not):
+rank 1 before it saves, rank 0 after the commit.  There may be several.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def live(folder, rank, steps, kill_at):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     extra = {"two_bit": state}
     options = {"every": EVERY, "exact": ("*",), "moments": "exact", "extra": extra}
-    with Checkpointer(folder / f"run{rank}", model, optimizer, **options) as checkpoints:
+    with Checkpointer(folder / f"rank{rank}", model, optimizer, **options) as checkpoints:
         step = common_step(checkpoints)
         start = checkpoints.restore(step) if step else 0
         if not start:
@@ -64,11 +64,14 @@ def live(folder, rank, steps, kill_at):
 
 def main():
     """Lives once."""
-    store, rank, ranks, out, act = sys.argv[1:]
+    store, rank, ranks, out, *acts = sys.argv[1:]
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
-    steps, *kills = map(int, act.split("-"))
-    found = {act: live(Path(out).parent, int(rank), steps, kills[int(rank)])}
+    found = {}
+    for act in acts:
+        run, *numbers = act.split("-")
+        steps, *kills = map(int, numbers)
+        found[act] = live(Path(out).parent / run, int(rank), steps, kills[int(rank)])
     Path(out).write_text(json.dumps(found), encoding="utf-8")
     distributed.barrier()
     distributed.destroy_process_group()

@@ -219,7 +219,8 @@ class Rank:
     def traffic(self):
         """Bytes handed to collectives in one step of the same network, dense and packed."""
         counted = {"dense": 0, "packed": 0, "other": 0}
-        gather, reduce = distributed.all_gather_into_tensor, distributed.all_reduce
+        name = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
+        gather, reduce = getattr(distributed, name), distributed.all_reduce
 
         def counting_gather(output, tensor, *args, **kwargs):
             counted["packed"] += tensor.nbytes
@@ -231,12 +232,14 @@ class Rank:
 
         model = DistributedDataParallel(nn.Linear(256, 128, bias=False))
         state = two_bit.register(model, warmup=1)
-        distributed.all_gather_into_tensor, distributed.all_reduce = counting_gather, counting_reduce
+        setattr(distributed, name, counting_gather)
+        distributed.all_reduce = counting_reduce
         try:
             for _ in range(2):
                 model(torch.randn(2, 256)).sum().backward()
         finally:
-            distributed.all_gather_into_tensor, distributed.all_reduce = gather, reduce
+            setattr(distributed, name, gather)
+            distributed.all_reduce = reduce
         return {**counted, "state": state.bytes_handed_in}
 
     def restored(self):

@@ -109,7 +109,9 @@ def all_gather(
         done.set_result(decode(packed[None]))
         return done
     gathered = torch.empty(ranks * packed.numel(), dtype=torch.uint8, device=packed.device)
-    work = distributed.all_gather_into_tensor(gathered, packed, group=group, async_op=True)
+    # torch 2.13 has renamed it; older ones know the old name only.
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    work = gather(gathered, packed, group=group, async_op=True)
 
     def finish(future: Future[object]) -> Tensor:
         future.value()  # raises where a rank is gone
