@@ -1,7 +1,7 @@
 """One rank of a run that is saved, killed, resumed: ``python -m tests.comm.life STORE RANK RANKS OUT ACT``.
 
-ACT is ``RUN-STEPS-KILL_0-KILL_1``: which run goes on, how far, and at which step each rank is killed (0: not):
-rank 1 before it saves, rank 0 after the commit.  There may be several.
+ACT is ``RUN-STEPS-KILL_0-KILL_1``: which run goes on, how far, and when each rank is killed (0: not): rank 1
+before it saves at that step, rank 0 after the commit.  There may be several acts.
 """
 
 from __future__ import annotations
