@@ -18,6 +18,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +222,8 @@ class CharLstm(nn.Module):
 class Task:
     """A net, batches of this rank, and a held-out loss."""
 
-    def __init__(self, net: str) -> None:
-        torch.manual_seed(0)
+    def __init__(self, net: str, seed: int) -> None:
+        torch.manual_seed(seed)
         if net == "mlp":
             with np.load(DATA / "mnist" / "mnist.npz") as data:
                 sets = [(data[f"x_{part}"], data[f"y_{part}"]) for part in ("train", "test")]
@@ -233,15 +235,15 @@ class Task:
             self.rate = 0.1
         else:
             codes, classes = symbols((DATA / "text" / "tinyshakespeare.txt").read_text(encoding="utf-8"))
-            rows = torch.from_numpy(codes[: len(codes) // 65 * 65]).view(-1, 65)
-            rows = rows[torch.randperm(len(rows))]
+            rows = torch.from_numpy(codes[: len(codes) // 33 * 33]).view(-1, 33)
+            rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
             self.sets = [(part[:, :-1], part[:, 1:]) for part in (rows[512:], rows[:512])]
             self.model, self.rate = CharLstm(classes), 1.0
 
     def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
         """On one batch."""
         inputs, targets = self.sets[0]
-        rows = torch.randint(len(inputs), (32,), generator=draw)
+        rows = torch.randint(len(inputs), (16,), generator=draw)
         return cross_entropy(model(inputs[rows]), targets[rows].flatten())
 
     @torch.no_grad()
@@ -257,49 +259,60 @@ class Task:
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
     """Held-out loss with two bits against dense, threshold by threshold, the same batches for all."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    work = _train_replicas if options.local else partial(job, 2, _train_rank)
     for threshold in [None, *options.thresholds]:
-        runs = [
-            job(2, _train, options.net, options.steps, threshold, options.warmup, seed)
-            for seed in options.seeds
-        ]
+        runs = [work(options.net, options.steps, threshold, options.warmup, seed) for seed in options.seeds]
         mean = statistics.fmean(run["loss"] for run in runs)
         rows.append({"threshold": threshold, "loss": mean, "runs": runs})
         rows[-1]["against_dense"] = mean / rows[0]["loss"] - 1
-    return {"net": options.net, "steps": options.steps, "warmup": options.warmup, "ranks": 2, "rows": rows}
+    where = "two replicas in one process" if options.local else "two ranks"
+    return {"net": options.net, "steps": options.steps, "warmup": options.warmup, "of": where, "rows": rows}
 
 
-def _train(net: str, steps: int, threshold: float | None, warmup: int, seed: int) -> dict[str, Any]:
-    task = Task(net)
-    torch.manual_seed(seed)
-    for module in task.model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+def _train_rank(net: str, steps: int, threshold: float | None, warmup: int, seed: int) -> dict[str, Any]:
+    """Under DDP, on one of two ranks."""
+    task = Task(net, seed)
     model = DistributedDataParallel(task.model)
-    state = None if threshold is None else two_bit.register(model, threshold=threshold, warmup=warmup)
-    optimizer = torch.optim.SGD(model.parameters(), lr=task.rate, momentum=0.0)
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=steps)
-    draw = torch.Generator().manual_seed(1000 * seed + distributed.get_rank())
+    if threshold is not None:
+        two_bit.register(model, threshold=threshold, warmup=warmup)
+    draws = [torch.Generator().manual_seed(1000 * seed + distributed.get_rank())]
+    return _loop(task, [model], draws, steps, lambda: None)
+
+
+def _train_replicas(net: str, steps: int, threshold: float | None, warmup: int, seed: int) -> dict[str, Any]:
+    """The same in one process: the reductions equal the hook's bit for bit (tests/comm)."""
+    torch.set_num_threads(1)
+    task = Task(net, seed)
+    replicas = [task.model, deepcopy(task.model)]
+    dense = threshold is None
+    reducer = two_bit.LocalReducer(replicas, threshold or 1.0, warmup=steps if dense else warmup)
+    draws = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(2)]
+    return _loop(task, replicas, draws, steps, reducer.reduce)
+
+
+def _loop(
+    task: Task,
+    models: list[nn.Module],
+    draws: list[torch.Generator],
+    steps: int,
+    reduce: Callable[[], None],
+) -> dict[str, Any]:
+    optimizers = [torch.optim.SGD(model.parameters(), lr=task.rate) for model in models]
+    falling = [torch.optim.lr_scheduler.LinearLR(each, 1.0, 0.05, total_iters=steps) for each in optimizers]
     sizes = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        task.loss(model, draw).backward()
-        if step == max(steps // 2, warmup - 1):
-            sizes = [float(p.grad.abs().mean()) for p in model.parameters() if p.grad is not None]
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        falling.step()
-    held = (
-        0.0
-        if state is None
-        else sum(float(item["residual"].abs().sum()) for item in state.state_dict()["parameters"].values())
-    )
-    return {
-        "seed": seed,
-        "loss": task.held_out(task.model),
-        "mean_gradient_midway": statistics.fmean(sizes),
-        "held_a_parameter": held / sum(p.numel() for p in model.parameters()),
-    }
+    for _ in range(steps):
+        for model, draw in zip(models, draws, strict=True):
+            model.zero_grad()
+            task.loss(model, draw).backward()
+        reduce()
+        gradients = [p.grad for p in models[0].parameters() if p.grad is not None]
+        sizes.append(statistics.fmean(float(gradient.abs().mean()) for gradient in gradients))
+        for model, each, schedule in zip(models, optimizers, falling, strict=True):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            each.step()
+            schedule.step()
+    return {"loss": task.held_out(task.model), "mean_gradient": statistics.fmean(sizes)}
 
 
 def main() -> None:
@@ -320,6 +333,7 @@ def main() -> None:
             command.add_argument("--megabytes", type=float, nargs="+", default=[50, 93, 139, 230, 462])
         elif name == "train":
             command.add_argument("--net", choices=("mlp", "lstm"), required=True)
+            command.add_argument("--local", action="store_true", help="two replicas in one process")
             command.add_argument("--steps", type=int, default=1000)
             command.add_argument("--warmup", type=int, default=100)
             command.add_argument("--thresholds", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])

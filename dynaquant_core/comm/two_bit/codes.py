@@ -89,7 +89,7 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
     _require_flat(residual, gradient.numel())
     values = gradient.detach().reshape(-1).float()
     if residual.device.type == "cpu":
-        packed = torch.zeros(packed_bytes(residual.numel()), dtype=torch.uint8)
+        packed = torch.empty(packed_bytes(residual.numel()), dtype=torch.uint8)
         _encode_on_host(residual.numpy(), values.contiguous().numpy(), above, below, packed.numpy())
         return packed
     return encode_by_torch(residual, values, above, below)
@@ -163,6 +163,7 @@ def _encode_on_host(residual: Floats, values: Floats, above: float, below: float
     """Whole bytes in slices over threads; the up to three elements behind them apart."""
     whole = residual.size // IN_BYTE
     limits = np.float32(above), np.float32(below)
+    packed[whole:] = 0  # the rest of the last word
 
     def work(part: slice) -> None:
         share = slice(part.start * IN_BYTE, part.stop * IN_BYTE)
