@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +11,22 @@ from dynaquant_core import ConfigError
 from dynaquant_core.plugins.parallel import choose_together
 from dynaquant_core.search import Manager
 from dynaquant_core.training.choice import Chooser
+from tests.gloo import Found, play
 from tests.plugins.ranks import SHORT
-from tests.project.tree import ROOT
 
-#: Act -> what each of its saves recorded, by rank.
-Found = dict[str, list[dict[str, Any]]]
-
-
-def play(folder: Path, ranks: int, *acts: str, store: str = "file") -> Found:
-    """Runs a job of so many ranks; the records of those that lived."""
-    if store == "tcp":
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            store = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-    else:
-        store = f"file://{folder / 'store'}"
-    outs = [folder / f"rank{rank}.json" for rank in range(ranks)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DYNAQUANT_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.plugins.ranks", store, str(rank), str(ranks), str(out), *acts],
-            cwd=ROOT,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    codes = [process.returncode for process in started]
-    assert set(codes) <= {0, -9}, "\n".join(errors)
-    records = [json.loads(out.read_text("utf-8")) for out, code in zip(outs, codes, strict=True) if code == 0]
-    return {act: [record[act] for record in records] for act in acts}
+RANKS = "tests.plugins.ranks"
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("two")
-    return play(folder, 2, "shared", "raises", "leader_raises", "leader_hangs", "reduced", store="tcp")
+    return play(RANKS, folder, 2, "shared", "raises", "leader_raises", "leader_hangs", "reduced", store="tcp")
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("four")
-    return play(folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged")
+    return play(RANKS, folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged")
 
 
 @pytest.fixture(params=[2, 4])
@@ -111,7 +74,7 @@ def test_in_steady_state_a_round_holds_the_reference_and_the_last_best(job: tupl
 
 @pytest.mark.slow
 def test_eight_ranks_choose_as_one_and_in_one_round(tmp_path: Path) -> None:
-    found = play(tmp_path, 8, "many")["many"]
+    found = play(RANKS, tmp_path, 8, "many")["many"]
     same_as_alone(found)
     one_round_in_steady_state(found)
     lone = found[0]["saves"][0]["alone"]["calls"]
@@ -177,7 +140,7 @@ def test_after_a_failure_the_next_search_works(job: tuple[int, Found]) -> None:
 
 @pytest.mark.parametrize(("act", "store"), [("dies", "file"), ("leader_dies", "tcp")])
 def test_a_rank_that_dies_is_named(act: str, store: str, tmp_path: Path) -> None:
-    found = play(tmp_path, 2, act, store=store)[act]
+    found = play(RANKS, tmp_path, 2, act, store=store)[act]
     assert len(found) == 1
     who = 0 if act == "leader_dies" else 1
     for rank in found:

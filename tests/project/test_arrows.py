@@ -32,9 +32,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": LIBRARY - {"training"},
     "memory": GROUND | {"quantize", "state"},
     "files": LIBRARY - {"training"},
-    "plugins": LIBRARY | {"files", "memory"},
+    "comm": GROUND | {"state"},
+    "plugins": LIBRARY | {"files", "comm", "memory"},
     "": LIBRARY | {"files"},  # the package's own __init__: the public names
-    "experiments": LIBRARY | {"", "files", "memory"},
+    "experiments": LIBRARY | {"", "files", "comm", "memory"},
     "cli": LIBRARY | {"", "files", "plugins", "experiments"},
 }
 

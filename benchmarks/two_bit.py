@@ -1,0 +1,352 @@
+"""Two-bit gradients against dense ones: packing speed, bytes, seconds a step, and training.
+
+Every subcommand prints one JSON object.  Ranks are processes on this machine that talk over loopback (gloo).
+
+    python benchmarks/two_bit.py pack
+    python benchmarks/two_bit.py bytes --ranks 2 4
+    python benchmarks/two_bit.py seconds --megabytes 50 93 139
+    python benchmarks/two_bit.py train --net mlp --steps 600 --thresholds 1e-3 3e-3 --warmup 60
+    python benchmarks/two_bit.py train --net lstm --steps 600 --thresholds 1e-3 3e-3 --warmup 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dynaquant_core.comm import two_bit
+from dynaquant_core.comm.two_bit.exchange import all_gather
+from dynaquant_core.experiments.data.text import encode as symbols
+
+#: DDP's own size of a bucket, in elements of float32.
+BUCKET = 25 * (1 << 20) // 4
+#: Where real data lie, as in the tests.
+DATA = Path(os.environ.get("DYNAQUANT_DATA", "../shared/data"))
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def job(ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``work(*arguments)`` gives on rank 0 of a gloo job of so many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(_rank, (ranks, folder, work, arguments), nprocs=ranks)
+        return json.loads((Path(folder) / "out.json").read_text())
+
+
+def _rank(rank: int, ranks: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ["DYNAQUANT_THREADS"] = "1"
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    found = work(*arguments)
+    if rank == 0:
+        (Path(folder) / "out.json").write_text(json.dumps(found))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def seconds(work: Callable[[], Any], repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """The shortest of some runs, the first left out."""
+    work()
+    found = []
+    for _ in range(repeats):
+        start = clock()
+        work()
+        found.append(clock() - start)
+    return min(found)
+
+
+# -- pack ------------------------------------------------------------------------------------------
+
+
+def pack(options: argparse.Namespace) -> dict[str, Any]:
+    """GB of float32 gradients a second on one thread, beside what the memory gives.
+
+    Seconds of the thread's own processor time, so that other programs count only for the memory they use.
+    """
+    timed = partial(seconds, repeats=options.repeats, clock=time.thread_time)
+    torch.set_num_threads(1)
+    os.environ["DYNAQUANT_THREADS"] = "1"
+    gradient = 0.3 * torch.randn(BUCKET)
+    residual, copy = torch.zeros(BUCKET), torch.empty(BUCKET)
+    gigabytes = BUCKET * 4 / 1e9
+    packed = two_bit.encode(residual, gradient, 0.5, 0.5)
+    gathered = packed.expand(2, -1).contiguous()
+    times = {
+        "encode": timed(lambda: two_bit.encode(residual, gradient, 0.5, 0.5)),
+        "decode, two senders": timed(lambda: two_bit.decode_sum(gathered, BUCKET, 0.5, 0.5)),
+        "memory copy": timed(lambda: copy.copy_(gradient)),
+    }
+    # An encoder reads gradient and residual and writes the residual; a copy reads and writes.
+    floor = 1.5 * times["memory copy"]
+    return {
+        "gigabytes": gigabytes,
+        "gigabytes_a_second": {name: gigabytes / value for name, value in times.items()},
+        "encode_against_its_memory_traffic": floor / times["encode"],
+    }
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def count_bytes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Bytes of one step by world size: handed to the collective, received, and seen on loopback."""
+    return [job(ranks, _bytes_of_a_step, options.megabytes) for ranks in options.ranks]
+
+
+def _bytes_of_a_step(megabytes: float) -> dict[str, Any]:
+    ranks = distributed.get_world_size()
+    count = int(megabytes * 1e6 / 4)
+    model = DistributedDataParallel(nn.Linear(count // 1000, 1000, bias=False))
+    state = two_bit.register(model, threshold=1e-3, warmup=3)
+    inputs = torch.randn(1, count // 1000)
+    dense = sum(parameter.numel() * 4 for parameter in model.parameters())
+    seen = {"dense": _over_loopback(lambda: model(inputs).sum().backward(), state, 2)}
+    seen["2bit"] = _over_loopback(lambda: model(inputs).sum().backward(), state, 2)
+    packed = state.bytes_handed_in // 2
+    return {
+        "ranks": ranks,
+        "gradients": dense,
+        "handed_in": {"dense": dense, "2bit": packed},
+        "ratio": dense / packed,
+        "received": {"dense, ring": 2 * (ranks - 1) / ranks * dense, "2bit": (ranks - 1) * packed},
+        "loopback_a_rank_and_step": seen,
+    }
+
+
+def _over_loopback(step: Callable[[], Any], state: two_bit.TwoBitState, steps: int) -> float:
+    """Bytes that cross this machine's loopback in a step, over ranks; other programs' traffic included."""
+    if state.step == 0:
+        step()  # buckets are built anew after the first
+    distributed.barrier()
+    before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    for _ in range(steps):
+        step()
+    distributed.barrier()
+    after = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    return (after - before) / steps / distributed.get_world_size()
+
+
+# -- seconds ---------------------------------------------------------------------------------------
+
+
+def time_steps(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds to exchange so many MB of gradients, and the bandwidth below which two bits are faster."""
+    return [job(options.ranks, _times, size, options.repeats) for size in options.megabytes]
+
+
+def _times(megabytes: float, repeats: int) -> dict[str, Any]:
+    ranks, count = distributed.get_world_size(), int(megabytes * 1e6 / 4)
+    gradient, residual = 0.3 * torch.randn(count), torch.zeros(count)
+    parts = [slice(at, min(at + BUCKET, count)) for at in range(0, count, BUCKET)]
+    spent = dict.fromkeys(("encode", "gather", "decode"), 0.0)
+
+    def timed(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        found = work(*arguments)
+        spent[name] += time.perf_counter() - start
+        return found
+
+    def compressed() -> dict[str, float]:
+        spent.update(dict.fromkeys(spent, 0.0))
+        start = time.perf_counter()
+        for part in parts:
+            packed = timed("encode", two_bit.encode, residual[part], gradient[part], 0.5, 0.5)
+            rows = timed("gather", _gathered, packed)
+            timed("decode", two_bit.decode_sum, rows, part.stop - part.start, 0.5, 0.5, ranks)
+        return {"2bit": time.perf_counter() - start, **spent}
+
+    def dense() -> None:
+        for part in parts:
+            distributed.all_reduce(gradient[part])
+            gradient[part] /= ranks
+
+    found = {"dense": seconds(dense, repeats)}
+    gradient.copy_(0.3 * torch.randn(count))
+    compressed()  # compiles
+    found |= min((compressed() for _ in range(repeats)), key=lambda times: times["2bit"])
+    codec = found["encode"] + found["decode"]
+    saved = 2 * (ranks - 1) / ranks * count * 4 - (ranks - 1) * two_bit.packed_bytes(count)
+    return {
+        "megabytes": megabytes,
+        "ranks": ranks,
+        "seconds": found,
+        "break_even_gigabits_a_second": 8e-9 * saved / codec,
+    }
+
+
+def _gathered(packed: Tensor) -> Tensor:
+    return all_gather(packed, distributed.group.WORLD, lambda rows: rows).wait()
+
+
+# -- train -----------------------------------------------------------------------------------------
+
+
+class Mlp(nn.Sequential):
+    """784 - 512 - 256 - 10."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+class CharLstm(nn.Module):
+    """Characters in, the next ones out."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(classes, 64)
+        self.lstm = nn.LSTM(64, 128, batch_first=True)
+        self.head = nn.Linear(128, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits [batch * time, classes] of characters [batch, time]."""
+        hidden, _ = self.lstm(self.embed(inputs))
+        logits: Tensor = self.head(hidden)
+        return logits.flatten(0, 1)
+
+
+class Task:
+    """A net, batches of this rank, and a held-out loss."""
+
+    def __init__(self, net: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        if net == "mlp":
+            with np.load(DATA / "mnist" / "mnist.npz") as data:
+                sets = [(data[f"x_{part}"], data[f"y_{part}"]) for part in ("train", "test")]
+            self.sets = [
+                (torch.from_numpy(x).float().flatten(1).sub_(33.3).div_(78.6), torch.from_numpy(y).long())
+                for x, y in sets
+            ]
+            self.model: nn.Module = Mlp()
+            self.rate = 0.1
+        else:
+            codes, classes = symbols((DATA / "text" / "tinyshakespeare.txt").read_text(encoding="utf-8"))
+            rows = torch.from_numpy(codes[: len(codes) // 33 * 33]).view(-1, 33)
+            rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+            self.sets = [(part[:, :-1], part[:, 1:]) for part in (rows[512:], rows[:512])]
+            self.model, self.rate = CharLstm(classes), 1.0
+
+    def loss(self, model: nn.Module, draw: torch.Generator) -> Tensor:
+        """On one batch."""
+        inputs, targets = self.sets[0]
+        rows = torch.randint(len(inputs), (16,), generator=draw)
+        return cross_entropy(model(inputs[rows]), targets[rows].flatten())
+
+    @torch.no_grad()
+    def held_out(self, model: nn.Module) -> float:
+        """Mean loss on the held-out set."""
+        inputs, targets = self.sets[1]
+        losses = [
+            cross_entropy(model(x), y.flatten())
+            for x, y in zip(inputs.split(256), targets.split(256), strict=True)
+        ]
+        return float(torch.stack(losses).mean())
+
+
+def train(options: argparse.Namespace) -> dict[str, Any]:
+    """Held-out loss with two bits against dense, threshold by threshold, the same batches for all."""
+    rows: list[dict[str, Any]] = []
+    work = _train_replicas if options.local else partial(job, 2, _train_rank)
+    for threshold in [None, *options.thresholds]:
+        runs = [work(options.net, options.steps, threshold, options.warmup, seed) for seed in options.seeds]
+        mean = statistics.fmean(run["loss"] for run in runs)
+        rows.append({"threshold": threshold, "loss": mean, "runs": runs})
+        rows[-1]["against_dense"] = mean / rows[0]["loss"] - 1
+    where = "two replicas in one process" if options.local else "two ranks"
+    return {"net": options.net, "steps": options.steps, "warmup": options.warmup, "of": where, "rows": rows}
+
+
+def _train_rank(net: str, steps: int, threshold: float | None, warmup: int, seed: int) -> dict[str, Any]:
+    """Under DDP, on one of two ranks."""
+    task = Task(net, seed)
+    model = DistributedDataParallel(task.model)
+    if threshold is not None:
+        two_bit.register(model, threshold=threshold, warmup=warmup)
+    draws = [torch.Generator().manual_seed(1000 * seed + distributed.get_rank())]
+    return _loop(task, [model], draws, steps, lambda: None)
+
+
+def _train_replicas(net: str, steps: int, threshold: float | None, warmup: int, seed: int) -> dict[str, Any]:
+    """The same in one process: the reductions equal the hook's bit for bit (tests/comm)."""
+    torch.set_num_threads(1)
+    task = Task(net, seed)
+    replicas = [task.model, deepcopy(task.model)]
+    dense = threshold is None
+    reducer = two_bit.LocalReducer(replicas, threshold or 1.0, warmup=steps if dense else warmup)
+    draws = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(2)]
+    return _loop(task, replicas, draws, steps, reducer.reduce)
+
+
+def _loop(
+    task: Task,
+    models: list[nn.Module],
+    draws: list[torch.Generator],
+    steps: int,
+    reduce: Callable[[], None],
+) -> dict[str, Any]:
+    optimizers = [torch.optim.SGD(model.parameters(), lr=task.rate) for model in models]
+    falling = [torch.optim.lr_scheduler.LinearLR(each, 1.0, 0.05, total_iters=steps) for each in optimizers]
+    sizes = []
+    for _ in range(steps):
+        for model, draw in zip(models, draws, strict=True):
+            model.zero_grad()
+            task.loss(model, draw).backward()
+        reduce()
+        gradients = [p.grad for p in models[0].parameters() if p.grad is not None]
+        sizes.append(statistics.fmean(float(gradient.abs().mean()) for gradient in gradients))
+        for model, each, schedule in zip(models, optimizers, falling, strict=True):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            each.step()
+            schedule.step()
+    return {"loss": task.held_out(task.model), "mean_gradient": statistics.fmean(sizes)}
+
+
+def main() -> None:
+    """Reads the words and prints the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    for name, work in (("pack", pack), ("bytes", count_bytes), ("seconds", time_steps), ("train", train)):
+        command = commands.add_parser(name, help=(work.__doc__ or "").splitlines()[0])
+        command.set_defaults(work=work)
+        command.add_argument("--repeats", type=int, default=5)
+        if name == "bytes":
+            command.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+            command.add_argument("--megabytes", type=float, default=20)
+        elif name == "seconds":
+            command.add_argument("--ranks", type=int, default=2)
+            command.add_argument("--megabytes", type=float, nargs="+", default=[50, 93, 139, 230, 462])
+        elif name == "train":
+            command.add_argument("--net", choices=("mlp", "lstm"), required=True)
+            command.add_argument("--local", action="store_true", help="two replicas in one process")
+            command.add_argument("--steps", type=int, default=1000)
+            command.add_argument("--warmup", type=int, default=100)
+            command.add_argument("--thresholds", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
+            command.add_argument("--seeds", type=int, nargs="+", default=[0])
+    options = parser.parse_args()
+    print(
+        json.dumps(
+            {"load": os.getloadavg(), "cpus": os.cpu_count(), "found": options.work(options)}, indent=1
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

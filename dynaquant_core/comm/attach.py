@@ -1,0 +1,83 @@
+"""Puts a communication hook on a DDP model, once, and makes sure that the ranks mean the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dynaquant_core.errors import ConfigError, StateMismatchError
+from dynaquant_core.state import bare_name
+
+__all__ = ["attach", "require_agreement", "require_free", "trained_parameters"]
+
+DENSE_AGAIN = "wrap the model anew to change how its gradients travel"
+
+
+def require_free(model: Any) -> DistributedDataParallel:
+    """The DDP model, if gradients can be compressed by a hook on it.
+
+    Raises:
+        ConfigError: it is no DDP model, or has a communication hook already.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"comm: expected a model wrapped in torch.nn.parallel.DistributedDataParallel, got "
+            f"{type(model).__name__}; wrap it first."
+        )
+    hooks = getattr(model, "_comm_hooks", [])
+    if hooks:
+        raise ConfigError(
+            f"comm: this DDP model has the communication hook {hooks[0][0].__qualname__!r} already and can "
+            f"have only one; {DENSE_AGAIN}."
+        )
+    return model
+
+
+def attach(model: DistributedDataParallel, state: object, hook: Callable[..., Any]) -> None:
+    """Registers ``hook`` with ``state``.
+
+    Raises:
+        ConfigError: the model has a hook that was registered behind DDP's back; it stays as it was.
+    """
+    before = list(model._comm_hooks)
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        model._comm_hooks[:] = before
+        raise ConfigError(f"comm: DDP refused the communication hook ({error}); {DENSE_AGAIN}.") from error
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by their names without what wrappers put into them.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).requires_grad_(False))
+        >>> list(trained_parameters(net))
+        ['0.weight', '0.bias']
+    """
+    named = model.named_parameters()
+    return {bare_name(name): parameter for name, parameter in named if parameter.requires_grad}
+
+
+def require_agreement(what: bytes, group: distributed.ProcessGroup, device: torch.device) -> None:
+    """Compares ``what`` over the ranks of a group; collective.
+
+    Raises:
+        StateMismatchError: on every rank, naming those that differ from the first.
+    """
+    digest = hashlib.sha256(what).digest()[:8]
+    mine = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(device)
+    all_of_them: list[Tensor] = [torch.empty_like(mine) for _ in range(group.size())]
+    distributed.all_gather(all_of_them, mine, group=group)
+    values = [int(value) for value in all_of_them]
+    other = [rank for rank, value in enumerate(values) if value != values[0]]
+    if other:
+        raise StateMismatchError(
+            f"comm: ranks {other} compress other tensors or with other settings than rank 0; give every rank "
+            f"the same model and the same settings."
+        )

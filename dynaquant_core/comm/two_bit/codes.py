@@ -1,0 +1,199 @@
+"""Two-bit codes of gradients: what is sent, what is held back, and what the receivers add up.
+
+Guarantee: what an encoder held before, plus its gradient, is what the code stands for plus what it holds
+afterwards, up to the rounding of one float32 addition and one subtraction an element.
+
+Golden example (MXNet pull request 8662; PAPER 6): the codes 00 11 00 10 11 00 00 10 are the bytes 32 C2.
+
+Example:
+    >>> residual = torch.zeros(8)
+    >>> gradient = torch.tensor([0.0, 0.5, 0.2, -0.5, 0.7, 0.0, -0.4, -0.9])
+    >>> packed = encode(residual, gradient, 0.5, 0.5)
+    >>> bytes(packed.tolist()).hex(" "), residual[4].item()
+    ('32 c2 00 00', 0.19999998807907104)
+    >>> decode_sum(packed[None], 8, 0.5, 0.5).tolist()
+    [0.0, 0.5, 0.0, -0.5, 0.5, 0.0, 0.0, -0.5]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.comm.two_bit import kernels
+from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
+from dynaquant_core.threads import map_threads, slices
+
+__all__ = ["FLOATS", "IN_BYTE", "decode_sum", "encode", "packed_bytes", "require_floating"]
+
+#: Dtypes of gradients; each is added to a residual of float32.
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+#: Codes in a byte, and in a word of 32 bits.
+IN_BYTE, IN_WORD = 4, 16
+
+#: Bytes of codes that make a thread worth its hand-over: a mebibyte of float32.
+SLICE = 1 << 16
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+
+def packed_bytes(count: int) -> int:
+    """Bytes that ``count`` codes take: whole words of 32 bits.
+
+    Example:
+        >>> [packed_bytes(count) for count in (0, 1, 16, 17)]
+        [0, 4, 4, 8]
+    """
+    return -(-count // IN_WORD) * 4
+
+
+def require_floating(tensor: Tensor, name: str) -> None:
+    """Raises UnsupportedStateError unless gradients of this tensor's dtype can be compressed."""
+    if tensor.dtype not in FLOATS or tensor.layout != torch.strided:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+        raise UnsupportedStateError(
+            f"two_bit: {name} is a {tensor.layout} tensor of {tensor.dtype}; expected a dense one of "
+            f"{known}; leave it out of what is compressed."
+        )
+
+
+def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Tensor:
+    """Adds a gradient to a residual and takes out what its code says.
+
+    ``residual += gradient``; from ``above`` on the code is 11 and ``above`` is taken off, from ``-below``
+    down it is 10 and ``below`` is added, else it is 00.  An element whose sum is not finite (a gradient that
+    is NaN or infinite, or an overflow) gets the code 01, which receivers decode as NaN, and its residual
+    stays as it was.
+
+    Args:
+        residual: float32[n], contiguous; changed in place.
+        gradient: float32, bfloat16, float16 or float64[n], on the same device.
+        above: threshold of positive sums, above 0, as float32 has it.
+        below: size of that of negative sums, likewise.
+
+    Returns:
+        uint8[packed_bytes(n)] on that device, codes beyond n being 00: four codes a byte, the first in the
+        two high bits.
+
+    Raises:
+        UnsupportedStateError: the gradient is of another dtype, or sparse.
+        StateMismatchError: residual and gradient are not of one size, or the residual is no flat float32.
+
+    Source: MXNet pull request 8662 (PAPER 6); the code 01 is ours.
+    """
+    require_floating(gradient, "a gradient")
+    _require_flat(residual, gradient.numel())
+    values = gradient.detach().reshape(-1).float()
+    if residual.device.type == "cpu":
+        packed = torch.empty(packed_bytes(residual.numel()), dtype=torch.uint8)
+        _encode_on_host(residual.numpy(), values.contiguous().numpy(), above, below, packed.numpy())
+        return packed
+    return encode_by_torch(residual, values, above, below)
+
+
+def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor: float = 1.0) -> Tensor:
+    """What the senders' codes stand for, added up in float32 in their order, over ``divisor``.
+
+    Args:
+        gathered: uint8[senders, packed_bytes(count)], contiguous in its rows.
+        count: elements.
+        above: threshold that the senders encoded with.
+        below: likewise.
+        divisor: the number of senders for a mean, 1 for a sum.
+
+    Returns:
+        float32[count] on the same device: bit for bit the same for whoever decodes the same bytes; NaN where
+        a sender's code is 01.
+
+    Raises:
+        StateMismatchError: the rows are not of the length that ``count`` codes take.
+    """
+    if gathered.dim() != 2 or gathered.shape[1] != packed_bytes(count):
+        raise StateMismatchError(
+            f"two_bit: codes of shape {tuple(gathered.shape)} cannot hold {count} elements a sender; "
+            f"expected (senders, {packed_bytes(count)}); all ranks must compress the same tensors."
+        )
+    if gathered.device.type != "cpu":
+        return decode_by_torch(gathered, count, above, below, divisor)
+    out = torch.empty(gathered.shape[1] * IN_BYTE, dtype=torch.float32)
+    table, values, codes = _table(above, below), out.numpy(), gathered.numpy()
+
+    def work(part: slice) -> None:
+        share = slice(part.start * IN_BYTE, part.stop * IN_BYTE)
+        kernels.decode_sum(codes[:, part], table, np.float32(divisor), values[share])
+
+    map_threads(work, slices(codes.shape[1], SLICE))
+    return out[:count]
+
+
+# -- the same with torch operations, for any device ----------------------------------------------
+
+
+def encode_by_torch(residual: Tensor, values: Tensor, above: float, below: float) -> Tensor:
+    """`encode` of float32[n] as operations of torch; bit for bit what the kernel does."""
+    held = residual + values
+    finite = held.isfinite()
+    up = finite & (held >= above)
+    down = finite & (held <= -below)
+    sent = torch.where(up, above, torch.where(down, -below, 0.0))
+    residual.copy_(torch.where(finite, held - sent, residual))
+    codes = torch.zeros(packed_bytes(values.numel()) * IN_BYTE, dtype=torch.uint8, device=values.device)
+    codes[: values.numel()] = 3 * up.byte() + 2 * down.byte() + (~finite).byte()
+    first, second, third, fourth = codes.reshape(-1, IN_BYTE).unbind(1)
+    return (first << 6) | (second << 4) | (third << 2) | fourth
+
+
+def decode_by_torch(gathered: Tensor, count: int, above: float, below: float, divisor: float) -> Tensor:
+    """`decode_sum` as operations of torch; bit for bit what the kernel does."""
+    fours = torch.from_numpy(_fours(above, below)).to(gathered.device)
+    total = torch.zeros((gathered.shape[1], IN_BYTE), dtype=torch.float32, device=gathered.device)
+    for row in gathered:
+        total += fours.index_select(0, row.int())
+    return total.div_(divisor).reshape(-1)[:count]
+
+
+# -- on the host ---------------------------------------------------------------------------------
+
+
+def _encode_on_host(residual: Floats, values: Floats, above: float, below: float, packed: Bytes) -> None:
+    """Whole bytes in slices over threads; the up to three elements behind them apart."""
+    whole = residual.size // IN_BYTE
+    limits = np.float32(above), np.float32(below)
+    packed[whole:] = 0  # the rest of the last word
+
+    def work(part: slice) -> None:
+        share = slice(part.start * IN_BYTE, part.stop * IN_BYTE)
+        kernels.encode(residual[share], values[share], *limits, packed[part])
+
+    map_threads(work, slices(whole, SLICE))
+    rest = residual[whole * IN_BYTE :]
+    if rest.size:
+        padded, last = np.zeros((2, IN_BYTE), np.float32)
+        padded[: rest.size], last[: rest.size] = rest, values[whole * IN_BYTE :]
+        kernels.encode(padded, last, *limits, packed[whole : whole + 1])
+        rest[:] = padded[: rest.size]
+
+
+def _table(above: float, below: float) -> Floats:
+    """What each code stands for, float32[4]."""
+    return np.array([0.0, np.nan, -below, above], np.float32)
+
+
+def _fours(above: float, below: float) -> Floats:
+    """What each byte stands for, float32[256, 4]."""
+    byte = np.arange(256)[:, None] >> np.array([6, 4, 2, 0])
+    fours: Floats = _table(above, below)[byte & 3]
+    return fours
+
+
+def _require_flat(residual: Tensor, count: int) -> None:
+    good = residual.dtype == torch.float32 and residual.dim() == 1 and residual.is_contiguous()
+    if not good or residual.numel() != count:
+        raise StateMismatchError(
+            f"two_bit: a residual of {residual.dtype} and shape {tuple(residual.shape)} cannot take a "
+            f"gradient of {count} elements; expected float32[{count}]."
+        )

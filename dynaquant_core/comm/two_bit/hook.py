@@ -1,0 +1,74 @@
+"""Two-bit compression of what a DDP model exchanges."""
+
+# Annotations are no strings here: DDP compares those of a hook with its own classes.
+
+from torch import Tensor, distributed
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from dynaquant_core.comm.attach import attach, require_free
+from dynaquant_core.comm.two_bit.ddp_state import TwoBitState
+from dynaquant_core.comm.two_bit.exchange import Scaler
+from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
+
+__all__ = ["register", "two_bit_hook"]
+
+
+def register(
+    ddp_model: DistributedDataParallel,
+    threshold: Threshold = 0.5,
+    negative_threshold: Threshold | None = None,
+    reduce: Reduce = "mean",
+    *,
+    warmup: int = 0,
+    scaler: Scaler | None = None,
+) -> TwoBitState:
+    """Compresses the gradients that a DDP model exchanges to two bits an element; every rank calls it.
+
+    Args:
+        ddp_model: before its first backward pass; none of its parameters changes.
+        threshold: t, or name pattern -> t; see `TwoBitSettings`, also for the others, which every rank gives
+            alike.
+        negative_threshold: size of what is sent below zero; None: ``threshold``.
+        reduce: "mean" or "sum".
+        warmup: first steps that are reduced densely.
+        scaler: the gradient scaler, if one is used.  Thresholds and residuals are then in the unit of the
+            true gradients, whatever the scale, and what was sent in a step that the scaler skips returns to
+            the residual.
+
+    Returns:
+        The state that holds the residual.  Give it to `Checkpointer(extra={"two_bit": state})`.
+
+    Raises:
+        ConfigError: a setting is wrong, the model is no DDP model, or it has a communication hook already.
+        UnsupportedStateError: a parameter is of a dtype that has no two-bit codes.
+        StateMismatchError: on every rank, where ranks have other settings or other parameters.
+
+    Source: MXNet pull request 8662 (PAPER 6).
+
+    Example:
+        >>> import torch
+        >>> store = distributed.HashStore()
+        >>> distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+        >>> state = register(model, threshold=0.5)
+        >>> model(torch.tensor([[0.7, 0.2]])).sum().backward()
+        >>> model.module.weight.grad.tolist(), [f"{value:.1f}" for value in state.residual("weight")[0]]
+        ([[0.5, 0.0]], ['0.2', '0.2'])
+        >>> distributed.destroy_process_group()
+    """
+    settings = TwoBitSettings(
+        threshold=threshold, negative_threshold=negative_threshold, reduce=reduce, warmup=warmup
+    )
+    model = require_free(ddp_model)
+    state = TwoBitState(model, settings, scaler)
+    attach(model, state, two_bit_hook)
+    return state
+
+
+def two_bit_hook(
+    state: TwoBitState,
+    bucket: distributed.GradBucket,  # type: ignore[name-defined]  # torch sets it at run time
+) -> Future[Tensor]:
+    """The hook itself, as `DistributedDataParallel.register_comm_hook` takes it."""
+    return state.exchange(bucket)

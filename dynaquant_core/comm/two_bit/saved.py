@@ -1,0 +1,109 @@
+"""The residual of a rank as a tree for checkpoints, and of all ranks for another number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dynaquant_core.comm.two_bit.residuals import Residuals
+from dynaquant_core.comm.two_bit.settings import Reduce
+from dynaquant_core.config import require, require_choice
+from dynaquant_core.errors import StateMismatchError
+
+__all__ = ["put_back", "redistribute", "state_of"]
+
+KEYS = ("rank", "ranks", "step", "parameters")
+
+
+def state_of(rank: int, ranks: int, step: int, residuals: Residuals) -> dict[str, Any]:
+    """What `put_back` takes: whose it is, the steps that were synchronised, and the live residuals."""
+    return {"rank": rank, "ranks": ranks, "step": step, "parameters": residuals.state_dict()}
+
+
+def put_back(state: Any, rank: int, ranks: int, residuals: Residuals) -> int:
+    """Writes a stored state into ``residuals``; returns its number of synchronised steps.
+
+    Raises:
+        StateMismatchError: it is of another rank, number of ranks or model; nothing was touched.
+    """
+    _require_keys(state)
+    if (state["rank"], state["ranks"]) != (rank, ranks):
+        raise StateMismatchError(
+            f"two_bit: the stored residual is of rank {state['rank']} of {state['ranks']}, this is rank "
+            f"{rank} of {ranks}; restore every rank from a checkpoint of its own, or hand the states of all "
+            f"ranks to two_bit.redistribute; nothing was restored."
+        )
+    residuals.load_state_dict(state["parameters"])
+    return int(state["step"])
+
+
+def redistribute(
+    states: Sequence[Mapping[str, Any]], ranks: int, reduce: Reduce = "mean"
+) -> list[dict[str, Any]]:
+    """The states of a job for another number of ranks: what was still to come for the weights stays the same.
+
+    Each new rank gets the mean of the old residuals (``reduce="mean"``, where the sum over the ranks is
+    divided by their number anyway) or an equal share of their sum (``"sum"``).
+
+    Args:
+        states: what `state_dict` gave on each rank of one job at one step.
+        ranks: of the new job.
+        reduce: how both jobs join gradients.
+
+    Returns:
+        A state for each new rank, in their order.
+
+    Raises:
+        ConfigError: ``ranks`` is below 1, or ``reduce`` is unknown.
+        StateMismatchError: the states are not those of all ranks of one job at one step.
+
+    Example:
+        >>> def state(rank, value):
+        ...     weight = {"residual": torch.tensor([value])}
+        ...     return {"rank": rank, "ranks": 2, "step": 7, "parameters": {"weight": weight}}
+        >>> (one,) = redistribute([state(0, 0.2), state(1, 0.4)], ranks=1, reduce="sum")
+        >>> [round(value, 3) for value in one["parameters"]["weight"]["residual"].tolist()]
+        [0.6]
+    """
+    require(isinstance(ranks, int) and ranks > 0, f"two_bit: ranks must be 1 or more, got {ranks!r}.")
+    require_choice("two_bit", "reduce", reduce, ("mean", "sum"))
+    _require_whole_job(states)
+    share = 1.0 / (len(states) if reduce == "mean" else ranks)
+    first = states[0]["parameters"]
+    totals = {
+        name: sum((state["parameters"][name]["residual"].double() for state in states), torch.zeros(()))
+        for name in first
+    }
+    parameters = {name: (total * share).float() for name, total in totals.items()}
+    return [
+        {
+            "rank": rank,
+            "ranks": ranks,
+            "step": states[0]["step"],
+            "parameters": {name: {"residual": value.clone()} for name, value in parameters.items()},
+        }
+        for rank in range(ranks)
+    ]
+
+
+def _require_keys(state: Any) -> None:
+    missing = [key for key in KEYS if key not in state] if isinstance(state, Mapping) else list(KEYS)
+    if missing:
+        raise StateMismatchError(
+            f"two_bit: the stored state lacks {', '.join(missing)}; expected what state_dict gave; nothing "
+            f"was restored."
+        )
+
+
+def _require_whole_job(states: Sequence[Mapping[str, Any]]) -> None:
+    for state in states:
+        _require_keys(state)
+    found = [(state["rank"], state["ranks"], state["step"], list(state["parameters"])) for state in states]
+    expected = [(rank, len(states), *found[0][2:]) for rank in range(len(states))]
+    if not states or found != expected:
+        raise StateMismatchError(
+            f"two_bit: expected the states of all ranks of one job at one step, in their order; found "
+            f"{[f'rank {rank} of {ranks} at step {step}' for rank, ranks, step, _ in found]}."
+        )

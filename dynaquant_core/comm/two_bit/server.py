@@ -1,0 +1,205 @@
+"""Two-bit gradients over a parameter server (MXNet's distributed mode): packed pushes, dense pulls.
+
+Workers push the codes of their gradients to server ranks, each of which holds a shard; servers decode to full
+size and add; workers pull the sum, dense.  The optimizer stays with the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, distributed, nn
+
+from dynaquant_core.comm.attach import trained_parameters
+from dynaquant_core.comm.two_bit.codes import require_floating
+from dynaquant_core.comm.two_bit.layout import Layout
+from dynaquant_core.comm.two_bit.residuals import Residuals
+from dynaquant_core.comm.two_bit.saved import put_back, state_of
+from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
+from dynaquant_core.comm.two_bit.wire import DENSE, PACKED, STOP, Plan, agree, kind_of, roles, wait
+from dynaquant_core.config import require
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Worker", "serve"]
+
+
+def serve(servers: Sequence[int], device: torch.device | str = "cpu") -> int:
+    """Runs a server rank until every worker has closed; returns the number of rounds it served.
+
+    In each round it waits for a push of every worker that is not closed, in the order of ranks, and answers
+    them all; the mean is over those.
+
+    Args:
+        servers: the ranks of the default group that serve, the same list on every rank, this one in it.
+        device: where shards are held and added, one that the process group can send from.
+
+    Raises:
+        ConfigError: the roles are wrong.
+        StateMismatchError: the workers do not agree on what to compress.
+    """
+    who = roles(servers)
+    rank, place = distributed.get_rank(), torch.device(device)
+    require(rank in who.servers, f"two_bit: rank {rank} is not among the servers {list(servers)}.")
+    plan = agree(who, None, place)
+    shard = plan.shards(len(who.servers))[who.servers.index(rank)]
+    pushing, rounds = list(who.workers), 0
+    while True:
+        pushed = _pushes(pushing, shard, place)
+        pushing = list(pushed)
+        if not pushing:
+            return rounds
+        total = _sum(list(pushed.values()), shard, plan.settings)
+        wait([distributed.isend(total, worker) for worker in pushing if shard.count])
+        rounds += 1
+
+
+def _pushes(workers: list[int], shard: Layout, device: torch.device) -> dict[int, Tensor]:
+    """What each worker pushes: uint8 codes or float32 values; those that stop are left out."""
+    pushed = {}
+    for worker in workers:
+        kind = kind_of(STOP, device)
+        distributed.recv(kind, worker)
+        if int(kind) == STOP:
+            continue
+        size, dtype = (shard.bytes, torch.uint8) if int(kind) == PACKED else (shard.count, torch.float32)
+        pushed[worker] = torch.empty(size, dtype=dtype, device=device)
+        if size:
+            distributed.recv(pushed[worker], worker)
+    return pushed
+
+
+def _sum(pushed: list[Tensor], shard: Layout, settings: TwoBitSettings) -> Tensor:
+    """The pushes added in float32 in the order of ranks; packed and dense ones may meet after a restore."""
+    divisor = settings.divisor(len(pushed))
+    if all(push.dtype == torch.uint8 for push in pushed):
+        return shard.decode_sum(torch.stack(pushed), divisor)
+    dense = [push if push.dtype == torch.float32 else shard.decode_sum(push[None], 1.0) for push in pushed]
+    return torch.stack(dense).sum(0) / divisor
+
+
+@final
+class Worker:
+    """A worker rank: after each backward pass, `exchange` replaces the gradients by those of all workers.
+
+    Args:
+        model: the same on every worker, on one device that the process group can send from.
+        servers: the ranks of the default group that serve, the same list on every rank.
+        threshold: t, or name pattern -> t; see `TwoBitSettings`, also for the others.  The first worker's are
+            broadcast; every worker must give the same.
+        negative_threshold: size of what is sent below zero; None: ``threshold``.
+        reduce: "mean" over the workers, or "sum".
+        warmup: first exchanges that push dense gradients.
+
+    Raises:
+        ConfigError: a setting or the roles are wrong, or nothing is trained.
+        UnsupportedStateError: a parameter is of a dtype that has no two-bit codes.
+        StateMismatchError: on every rank, where workers do not agree on what to compress.
+
+    Source: MXNet pull request 8662 (PAPER 6).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        servers: Sequence[int],
+        threshold: Threshold = 0.5,
+        negative_threshold: Threshold | None = None,
+        reduce: Reduce = "mean",
+        *,
+        warmup: int = 0,
+    ) -> None:
+        self.settings = TwoBitSettings(
+            threshold=threshold, negative_threshold=negative_threshold, reduce=reduce, warmup=warmup
+        )
+        self._who = roles(servers)
+        rank = distributed.get_rank()
+        require(rank in self._who.workers, f"two_bit: rank {rank} is a server; call two_bit.serve on it.")
+        self._parameters = trained_parameters(model)
+        require(bool(self._parameters), "two_bit: the model has no parameter that is trained.")
+        for name, parameter in self._parameters.items():
+            require_floating(parameter, f"parameter {name!r}")
+        limits = self.settings.limits(self._parameters)
+        self._device = next(iter(self._parameters.values())).device
+        sizes = {name: (tuple(item.shape), limits[name]) for name, item in self._parameters.items()}
+        plan = agree(self._who, Plan(self.settings, sizes), self._device)
+        self._shards = plan.shards(len(self._who.servers))
+        self._residuals = Residuals(self._parameters)
+        count = sum(shard.count for shard in self._shards)
+        self._flat = torch.zeros(count, dtype=torch.float32, device=self._device)
+        self._closed = False
+        #: Completed exchanges, and bytes of gradients pushed in them.
+        self.step, self.bytes_pushed = 0, 0
+
+    def exchange(self) -> None:
+        """Pushes this worker's gradients and pulls the reduced ones; every worker calls it.
+
+        A parameter without a gradient counts as one of zeros; afterwards all have gradients.
+
+        Raises:
+            ConfigError: the worker is closed.
+        """
+        require(not self._closed, "two_bit: the worker is closed; make a new one, and new servers, to go on.")
+        views = self._views()
+        for view, parameter in zip(views, self._parameters.values(), strict=True):
+            view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+        works: list[distributed.Work | None] = []
+        pulled, at = torch.empty_like(self._flat), 0
+        held = self._residuals.flat(tuple(self._parameters), views, self._flat)
+        dense = self.step < self.settings.warmup
+        for server, shard in zip(self._who.servers, self._shards, strict=True):
+            part = slice(at, at + shard.count)
+            push = self._flat[part].clone() if dense else shard.encode(held[part], self._flat[part])
+            works.append(distributed.isend(kind_of(DENSE if dense else PACKED, self._device), server))
+            if shard.count:
+                works += [distributed.isend(push, server), distributed.irecv(pulled[part], server)]
+            self.bytes_pushed += push.nbytes
+            at = part.stop
+        wait(works)
+        self._flat.copy_(pulled)
+        for view, parameter in zip(views, self._parameters.values(), strict=True):
+            parameter.grad = view.to(parameter.dtype, copy=True)
+        self.step += 1
+
+    def close(self) -> None:
+        """Tells the servers that this worker pushes no more; they return when all workers have."""
+        if self._closed:
+            return
+        self._closed = True
+        for server in self._who.servers:
+            distributed.send(kind_of(STOP, self._device), server)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The residual of this worker: a tree that a checkpoint can hold, its tensors the live ones."""
+        return state_of(*self._place(), self.step, self._residuals)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Takes `state_dict` back, on the worker that gave it.
+
+        Raises:
+            StateMismatchError: it is another worker's, of another number of workers or another model; nothing
+                was touched.
+        """
+        self.step = put_back(state, *self._place(), self._residuals)
+
+    def _place(self) -> tuple[int, int]:
+        """Which of how many workers this is."""
+        return self._who.workers.index(distributed.get_rank()), len(self._who.workers)
+
+    def _views(self) -> list[Tensor]:
+        """The flat gradient as the parameters' shapes."""
+        sizes = [parameter.numel() for parameter in self._parameters.values()]
+        parts: Sequence[Tensor] = torch.split(self._flat, sizes)
+        return [part.view(item.shape) for part, item in zip(parts, self._parameters.values(), strict=True)]
