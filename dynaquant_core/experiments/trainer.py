@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.data.dataset import Batch, Dataset
+from dynaquant_core.experiments.data.dataset import IGNORED, Batch, Dataset
 from dynaquant_core.experiments.data.registry import open_data
 from dynaquant_core.experiments.models.registry import build
 from dynaquant_core.experiments.optimizers import make_optimizer, make_scheduler
@@ -112,7 +112,8 @@ class Trainer:
         logits = model(inputs)
         if self._experiment.evaluate.metric == "loss":
             return float(_cross_entropy(logits, targets))
-        return float((logits.argmax(-1) == targets).float().mean())
+        scored = targets != IGNORED
+        return float((logits.argmax(-1) == targets)[scored].float().mean())
 
     def _moved(self, batch: Batch) -> Batch:
         inputs, targets = batch
@@ -120,7 +121,8 @@ class Trainer:
 
 
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    """Mean over the targets that are not `IGNORED`."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
 def _seed_everything(seed: int) -> None:

@@ -21,7 +21,7 @@ from dynaquant_core.experiments.failures import failure_steps
 __all__ = ["Experiment", "validate"]
 
 #: The data that each model reads.
-DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar"}
+DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar", "bert": "masked"}
 
 #: Dotted key -> the values it takes; every combination is a run.
 Crossing = dict[str, list[Any]]

@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dynaquant_core.experiments.config.section import Count, Number, Positive, Section, Share
+from dynaquant_core.experiments.config.language import BertModel, MaskedData
+from dynaquant_core.experiments.config.section import (
+    Count,
+    Number,
+    Positive,
+    Section,
+    Share,
+    TransformerSize,
+)
 
 __all__ = [
     "CharGPTModel",
@@ -22,21 +30,6 @@ __all__ = [
 
 #: Pixels on a side of an image data set's images.
 SIDE = 32
-
-
-class TransformerSize(Section):
-    """What the transformers have in common."""
-
-    layers: Count
-    width: Count
-    heads: Count = 4
-    dropout: Share = 0.0
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> TransformerSize:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        return self
 
 
 class CharGPTModel(TransformerSize):
@@ -152,5 +145,5 @@ class Evaluation(Section):
         return "min" if self.metric == "loss" else "max"
 
 
-ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel, Field(discriminator="name")]
-DataSection = Annotated[TextData | ImageData, Field(discriminator="name")]
+ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel | BertModel, Field(discriminator="name")]
+DataSection = Annotated[TextData | ImageData | MaskedData, Field(discriminator="name")]

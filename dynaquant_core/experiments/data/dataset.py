@@ -13,7 +13,10 @@ from torch import Tensor
 
 from dynaquant_core.errors import ExperimentError
 
-__all__ = ["Batch", "Dataset", "data_root", "drawn", "even_split", "leading", "locate"]
+__all__ = ["IGNORED", "Batch", "Dataset", "data_root", "drawn", "even_split", "leading", "locate"]
+
+#: Target of a place that is not scored.
+IGNORED = -100
 
 #: (inputs, targets): what the model takes, and int64 labels of what it should say.
 Batch = tuple[Tensor, Tensor]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dynaquant_core.experiments.config.parts import ImageData, TextData
+from dynaquant_core.experiments.config.language import MaskedData
+from dynaquant_core.experiments.config.parts import DataSection, TextData
 from dynaquant_core.experiments.data import cifar, corpus
 from dynaquant_core.experiments.data.dataset import Dataset
 from dynaquant_core.experiments.data.images import Images
+from dynaquant_core.experiments.data.masked import Masked
 from dynaquant_core.experiments.data.text import Text
 
 __all__ = ["fingerprint", "open_data"]
 
 
-def open_data(section: TextData | ImageData, *, evaluation_batch: int) -> Dataset:
+def open_data(section: DataSection, *, evaluation_batch: int) -> Dataset:
     """Reads a dataset; evaluation sets come in batches of ``evaluation_batch`` sequences or images.
 
     Raises:
@@ -19,15 +21,17 @@ def open_data(section: TextData | ImageData, *, evaluation_batch: int) -> Datase
     """
     if isinstance(section, TextData):
         return Text(corpus.read(section.source, section.max_bytes), section, evaluation_batch)
+    if isinstance(section, MaskedData):
+        return Masked(corpus.read(section.source, section.max_bytes), section, evaluation_batch)
     return Images(cifar.read(section.source), section, evaluation_batch)
 
 
-def fingerprint(section: TextData | ImageData) -> str:
+def fingerprint(section: DataSection) -> str:
     """Hex digest of a source's content: two sources with the same digest train the same.
 
     Raises:
         ExperimentError: the source is missing or unreadable.
     """
-    if isinstance(section, TextData):
+    if isinstance(section, (TextData, MaskedData)):
         return corpus.fingerprint(section.source, section.max_bytes)
     return cifar.fingerprint(section.source)
