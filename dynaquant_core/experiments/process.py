@@ -8,7 +8,8 @@ With ``restores: swap`` the process lives several lives instead.  At a failure i
 Checkpointer and all that they hold, makes them anew as a new process would, and restores; nothing but the
 data set, which no life changes, is handed on.  Final weights are those of the killed run, bit for bit.
 
-It may also record exact states while it trains, or replay such a recording.
+It may also record exact states while it trains, or replay such a recording, or compress a pre-trained model and
+fine-tune it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life, say
 from dynaquant_core.experiments.replay import Replay
 from dynaquant_core.experiments.tape import alone
+from dynaquant_core.experiments.transfer import Transfer
 
 __all__ = ["live_on", "main", "work"]
 
@@ -36,7 +38,9 @@ logger = logging.getLogger(__name__)
 
 def work(job: Job, halt: int | None) -> None:
     """Does what a job asks for, to its end."""
-    if job.recording is not None:
+    if job.experiment.kind == "transfer" and job.saves:
+        Transfer(job).run()
+    elif job.recording is not None:
         Replay(job).run()
     elif job.records:
         with alone(job.folder, lambda: say({"event": "waiting"})):

@@ -16,15 +16,34 @@ from dynaquant_core.experiments.config.parts import (
     OptimizerSection,
 )
 from dynaquant_core.experiments.config.section import Count, Number, Section
+from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.failures import failure_steps
 
 __all__ = ["Experiment", "validate"]
 
 #: The data that each model reads.
-DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar", "bert": "masked"}
+DATA_OF: dict[str, str | tuple[str, ...]] = {
+    "char_gpt": ("text", "bytes"),
+    "resnet": "cifar",
+    "vit": "cifar",
+    "bert": "masked",
+}
+
+#: Names of models and data, which pydantic puts into an error's place.
+TAGS = {*DATA_OF, "text", "bytes", "masked", "cifar", "sst2", "stsb"}
 
 #: Dotted key -> the values it takes; every combination is a run.
 Crossing = dict[str, list[Any]]
+
+
+def require_pair(model: ModelSection, data: DataSection) -> None:
+    """Refuses a model that cannot read the data."""
+    read = DATA_OF[model.name]
+    names = (read,) if isinstance(read, str) else read
+    if data.name not in names:
+        raise ValueError(
+            f"model {model.name!r} reads data {' or '.join(map(repr, names))}, not {data.name!r}"
+        )
 
 
 def _whole(value: object) -> bool:
@@ -72,7 +91,8 @@ class Experiment(Section):
     Args:
         name: of the experiment, and of its output folder.
         kind: ``train``: each run trains, and saves meanwhile; ``replay``: a run's exact states are recorded
-            once, and each run saves those.
+            once, and each run saves those; ``transfer``: a pre-trained model is compressed once, and each run
+            is fine-tuned from that.
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
@@ -87,12 +107,13 @@ class Experiment(Section):
             throws its state away and restores, which gives the same run bit for bit and is faster.
         as_restored: replay only: each checkpoint is one of a run that was restored from the one before.
         evaluate: metric and batch of the evaluation.
+        pretrained: transfer only: the model to start from, see `config.transfer`.
         grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another.
         output: results folder, by default ``runs/<name>``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    kind: Literal["train", "replay"] = "train"
+    kind: Literal["train", "replay", "transfer"] = "train"
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection = OptimizerSection()
@@ -109,15 +130,13 @@ class Experiment(Section):
     restores: Literal["kill", "swap"] = "kill"
     as_restored: bool = False
     evaluate: Evaluation = Evaluation()
+    pretrained: Pretrained | None = None
     grid: Annotated[Crossing | list[Crossing], PlainValidator(_grid)] = Field(default_factory=dict)
     output: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
-        if DATA_OF[self.model.name] != self.data.name:
-            raise ValueError(
-                f"model {self.model.name!r} reads data {DATA_OF[self.model.name]!r}, not {self.data.name!r}"
-            )
+        require_pair(self.model, self.data)
         if self.checkpoint_every > self.steps:
             raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
         if self.seeds is not None and "seed" in self.model_fields_set:
@@ -128,9 +147,24 @@ class Experiment(Section):
                 f"a replay trains nothing that could fail, so failures must be 0, not {self.failures!r}; "
                 f"use kind: train"
             )
-        if self.as_restored and self.kind == "train":
+        if self.as_restored and self.kind != "replay":
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
+        self._consistent_transfer(bool(failures))
         return self
+
+    def _consistent_transfer(self, fails: bool) -> None:
+        if self.kind != "transfer":
+            if self.pretrained is not None:
+                raise ValueError("pretrained belongs to kind: transfer")
+            return
+        if self.pretrained is None:
+            raise ValueError("kind: transfer needs pretrained: the model to start from")
+        if fails:
+            raise ValueError(
+                f"a transfer saves its one checkpoint before it trains, so failures must be 0, not "
+                f"{self.failures!r}; use kind: train"
+            )
+        require_pair(self.model, self.pretrained.data or self.data)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data of every key, defaults included; `validate` takes it back."""
@@ -166,7 +200,7 @@ def validate(data: Any, where: str) -> Experiment:
 def _message(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained"))]
-    if len(place) > 1 and place[0] in {"model", "data"} and place[1] in {*DATA_OF, *DATA_OF.values()}:
+    if len(place) > 1 and place[0] in {"model", "data"} and place[1] in TAGS:
         del place[1]  # pydantic names the chosen class too
     if place and place[-1] == "int":
         del place[-1]  # and the branch of a union

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from dynaquant_core.experiments.config.section import Count, Section, TransformerSize, as_number
 
-__all__ = ["BertModel", "MaskedData"]
+__all__ = ["BertModel", "ByteData", "MaskedData"]
 
 #: A share that is neither nothing nor all.
 Part = Annotated[float, BeforeValidator(as_number), Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
@@ -43,5 +43,25 @@ class MaskedData(Section):
     context: Count = 64
     mask: Part = 0.15
     vocabulary: Annotated[int, Field(ge=2)] = 2048
+    search_tokens: Count = 8192
+    heldout_tokens: Count = 16_384
+
+
+class ByteData(Section):
+    """``data: {name: bytes}``: as ``text``, but its symbols are the 256 bytes of UTF-8.
+
+    They are the same for every corpus, so that a model pre-trained on one text can go on with another.
+
+    Args:
+        source, max_bytes, batch: as in ``text``.
+        context: bytes a sequence.
+        search_tokens, heldout_tokens: predicted bytes in each of the two fixed evaluation sets.
+    """
+
+    name: Literal["bytes"]
+    source: str
+    max_bytes: Count = 8_000_000
+    batch: Count = 16
+    context: Count = 64
     search_tokens: Count = 8192
     heldout_tokens: Count = 16_384

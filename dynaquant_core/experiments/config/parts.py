@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dynaquant_core.experiments.config.language import BertModel, MaskedData
+from dynaquant_core.experiments.config.language import BertModel, ByteData, MaskedData
 from dynaquant_core.experiments.config.section import (
     Count,
     Number,
@@ -146,4 +146,4 @@ class Evaluation(Section):
 
 
 ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel | BertModel, Field(discriminator="name")]
-DataSection = Annotated[TextData | ImageData | MaskedData, Field(discriminator="name")]
+DataSection = Annotated[TextData | ImageData | MaskedData | ByteData, Field(discriminator="name")]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dynaquant_core.experiments.config.language import MaskedData
+from dynaquant_core.experiments.config.language import ByteData, MaskedData
 from dynaquant_core.experiments.config.parts import DataSection, TextData
 from dynaquant_core.experiments.data import cifar, corpus
 from dynaquant_core.experiments.data.dataset import Dataset
 from dynaquant_core.experiments.data.images import Images
 from dynaquant_core.experiments.data.masked import Masked
-from dynaquant_core.experiments.data.text import Text
+from dynaquant_core.experiments.data.text import Bytes, Text
 
 __all__ = ["fingerprint", "open_data"]
 
@@ -21,6 +21,8 @@ def open_data(section: DataSection, *, evaluation_batch: int) -> Dataset:
     """
     if isinstance(section, TextData):
         return Text(corpus.read(section.source, section.max_bytes), section, evaluation_batch)
+    if isinstance(section, ByteData):
+        return Bytes(corpus.read(section.source, section.max_bytes), section, evaluation_batch)
     if isinstance(section, MaskedData):
         return Masked(corpus.read(section.source, section.max_bytes), section, evaluation_batch)
     return Images(cifar.read(section.source), section, evaluation_batch)
@@ -32,6 +34,6 @@ def fingerprint(section: DataSection) -> str:
     Raises:
         ExperimentError: the source is missing or unreadable.
     """
-    if isinstance(section, (TextData, MaskedData)):
+    if isinstance(section, (TextData, ByteData, MaskedData)):
         return corpus.fingerprint(section.source, section.max_bytes)
     return cifar.fingerprint(section.source)

@@ -6,10 +6,11 @@ from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.kinds.base import Kind
 from dynaquant_core.experiments.kinds.replay import Replayed
 from dynaquant_core.experiments.kinds.train import Train
+from dynaquant_core.experiments.kinds.transfer import Transferred
 
 __all__ = ["KINDS", "kind_of"]
 
-KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed()}
+KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed(), "transfer": Transferred()}
 
 
 def kind_of(run: Experiment) -> Kind:

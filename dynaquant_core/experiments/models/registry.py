@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.config.language import BertModel, MaskedData
+from dynaquant_core.experiments.config.language import BertModel, ByteData, MaskedData
 from dynaquant_core.experiments.config.parts import ResNetModel, TextData, ViTModel
 from dynaquant_core.experiments.models.bert import Bert
 from dynaquant_core.experiments.models.char_gpt import CharGPT
@@ -29,7 +29,9 @@ def build(experiment: Experiment, classes: int) -> nn.Module:
             patch=section.patch,
             dropout=section.dropout,
         )
-    assert isinstance(data, (TextData, MaskedData)), "the experiment's own check pairs models with data"
+    assert isinstance(data, (TextData, ByteData, MaskedData)), (
+        "the experiment's own check pairs models with data"
+    )
     return (Bert if isinstance(section, BertModel) else CharGPT)(
         classes,
         layers=section.layers,

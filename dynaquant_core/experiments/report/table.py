@@ -23,7 +23,7 @@ def summary(results: Results) -> list[Row]:
         >>> summary(Results(Path("results.json"), {"runs": []}))
         []
     """
-    rows = {"train": _trained_row, "replay": _replayed_row}
+    rows = {"train": _trained_row, "replay": _replayed_row, "transfer": _transferred_row}
     return [rows[run["kind"]](index, run) for index, run in enumerate(results.data["runs"])]
 
 
@@ -57,6 +57,22 @@ def _replayed_row(index: int, run: Mapping[str, Any]) -> Row:
         "stale": number(numbers["stale_mean"]),
         "noise": number(numbers["noise_mean"]),
         "seconds": number(spent(numbers), digits=1),
+    }
+
+
+def _transferred_row(index: int, run: Mapping[str, Any]) -> Row:
+    final, (entry,) = run["final"], run["checkpoints"]
+    return {
+        "run": str(index + 1),
+        "method": setting_label(run),
+        "seed": str(run["seed"]),
+        "threshold": percent(run["threshold"]),
+        **_stored(run),
+        f"pre-trained {run['pretrained']['metric']}": number(entry["quality"]["reference"], digits=4),
+        "as decoded": number(entry["quality"]["search"], digits=4),
+        f"final {final['metric']}": f"{final['value']:.4f}",
+        "uncompressed": f"{final['baseline']:.4f}",
+        "degradation": percent(final["relative_degradation"], signed=True),
     }
 
 
