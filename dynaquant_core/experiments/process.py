@@ -8,8 +8,8 @@ With ``restores: swap`` the process lives several lives instead.  At a failure i
 Checkpointer and all that they hold, makes them anew as a new process would, and restores; nothing but the
 data set, which no life changes, is handed on.  Final weights are those of the killed run, bit for bit.
 
-It may also record exact states while it trains, or replay such a recording, or compress a pre-trained model and
-fine-tune it.
+It may also record exact states while it trains, replay such a recording, or compress a pre-trained model
+and fine-tune it.
 """
 
 from __future__ import annotations

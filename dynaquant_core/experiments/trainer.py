@@ -19,6 +19,7 @@ from dynaquant_core.experiments.data.dataset import IGNORED, Batch, Dataset
 from dynaquant_core.experiments.data.registry import open_data
 from dynaquant_core.experiments.models.registry import build
 from dynaquant_core.experiments.optimizers import make_optimizer, make_scheduler
+from dynaquant_core.experiments.scores import correlation
 
 __all__ = ["Trainer", "device_name"]
 
@@ -68,7 +69,7 @@ class Trainer:
         started = time.perf_counter()
         inputs, targets = self._moved(self.data.batch(self._experiment.seed, self.step))
         self.optimizer.zero_grad(set_to_none=True)
-        loss = _cross_entropy(self.model(inputs), targets)
+        loss = _loss(self.model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if self._experiment.optimizer.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._experiment.optimizer.clip)
@@ -84,12 +85,17 @@ class Trainer:
         return value
 
     def quality(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[float]:
-        """The experiment's metric on each batch, of this model or of ``model``; training flags are kept."""
+        """The experiment's metric on each batch, of this model or of ``model``; training flags are kept.
+
+        A correlation is one value for all batches together.
+        """
         model = self.model if model is None else model
         flags = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             with torch.no_grad():
+                if self._experiment.evaluate.metric == "correlation":
+                    return [self._correlation(model, batches)]
                 return [self._metric(model, batch) for batch in batches]
         finally:
             for module, training in flags:
@@ -111,17 +117,24 @@ class Trainer:
         inputs, targets = self._moved(batch)
         logits = model(inputs)
         if self._experiment.evaluate.metric == "loss":
-            return float(_cross_entropy(logits, targets))
+            return float(_loss(logits, targets))
         scored = targets != IGNORED
         return float((logits.argmax(-1) == targets)[scored].float().mean())
+
+    def _correlation(self, model: nn.Module, batches: Sequence[Batch]) -> float:
+        pairs = [(model(inputs), targets) for inputs, targets in map(self._moved, batches)]
+        predicted, wanted = (torch.cat(part).float().cpu().numpy() for part in zip(*pairs, strict=True))
+        return correlation(predicted, wanted)
 
     def _moved(self, batch: Batch) -> Batch:
         inputs, targets = batch
         return inputs.to(self._device), targets.to(self._device)
 
 
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean over the targets that are not `IGNORED`."""
+def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean over the targets that are not `IGNORED`; of targets that are no classes, the squared error."""
+    if targets.is_floating_point():
+        return functional.mse_loss(logits, targets)
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 

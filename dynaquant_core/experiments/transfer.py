@@ -41,7 +41,7 @@ class Transfer:
         Life(replace(self._job, saves=False, start=self._job.store), None).live()
 
     def _compress(self) -> None:
-        """The checkpoint is that of step 0, which no optimizer has taken; its entry in the diary comes last."""
+        """The checkpoint is that of step 0, before any optimizer; its entry in the diary comes last."""
         run = pretraining(self._job.experiment).model_copy(update={"steps": 1, "checkpoint_every": 1})
         shutil.rmtree(self._job.store, ignore_errors=True)
         trainer = Trainer(run)

@@ -16,7 +16,7 @@ from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.language import MaskedData
 from dynaquant_core.experiments.data import corpus, fingerprint, open_data
 from dynaquant_core.experiments.data.dataset import IGNORED
-from dynaquant_core.experiments.data.masked import HIDDEN, SPECIAL, UNKNOWN, Masked, conceal
+from dynaquant_core.experiments.data.masked import HIDDEN, SPECIAL, UNKNOWN, Hiding, Masked, conceal
 from dynaquant_core.experiments.models import build
 from dynaquant_core.experiments.models.bert import Bert
 from dynaquant_core.experiments.trainer import Trainer
@@ -39,7 +39,7 @@ def test_only_chosen_words_change_and_only_they_are_scored(
 ) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.choice([UNKNOWN, *range(SPECIAL, 9)], (count, length))
-    seen, said = conceal(rows, share, 9, rng)
+    seen, said = conceal(rows, Hiding(share, HIDDEN, SPECIAL, 9, UNKNOWN), rng)
     scored = said != IGNORED
     assert np.array_equal(seen[~scored], rows[~scored])
     assert np.array_equal(said[scored], rows[scored])
@@ -50,7 +50,7 @@ def test_only_chosen_words_change_and_only_they_are_scored(
 
 def test_of_the_chosen_eight_in_ten_are_hidden_and_one_is_wrong() -> None:
     rows = np.random.default_rng(0).integers(SPECIAL, 1000, (400, 100))
-    seen, said = conceal(rows, 0.15, 1000, np.random.default_rng(1))
+    seen, said = conceal(rows, Hiding(0.15, HIDDEN, SPECIAL, 1000), np.random.default_rng(1))
     scored = said != IGNORED
     hidden = (seen[scored] == HIDDEN).mean()
     shown = (seen[scored] == rows[scored]).mean()

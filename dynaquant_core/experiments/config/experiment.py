@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config.pairs import TAGS, require_metric, require_pair
 from dynaquant_core.experiments.config.parts import (
     DataSection,
     Evaluation,
@@ -21,29 +22,8 @@ from dynaquant_core.experiments.failures import failure_steps
 
 __all__ = ["Experiment", "validate"]
 
-#: The data that each model reads.
-DATA_OF: dict[str, str | tuple[str, ...]] = {
-    "char_gpt": ("text", "bytes"),
-    "resnet": "cifar",
-    "vit": "cifar",
-    "bert": "masked",
-}
-
-#: Names of models and data, which pydantic puts into an error's place.
-TAGS = {*DATA_OF, "text", "bytes", "masked", "cifar", "sst2", "stsb"}
-
 #: Dotted key -> the values it takes; every combination is a run.
 Crossing = dict[str, list[Any]]
-
-
-def require_pair(model: ModelSection, data: DataSection) -> None:
-    """Refuses a model that cannot read the data."""
-    read = DATA_OF[model.name]
-    names = (read,) if isinstance(read, str) else read
-    if data.name not in names:
-        raise ValueError(
-            f"model {model.name!r} reads data {' or '.join(map(repr, names))}, not {data.name!r}"
-        )
 
 
 def _whole(value: object) -> bool:
@@ -137,6 +117,10 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         require_pair(self.model, self.data)
+        if self.evaluate.metric == "correlation" and self.data.name != "stsb":
+            raise ValueError(
+                f"evaluate.metric correlation is of scores (data stsb), not of {self.data.name!r}"
+            )
         if self.checkpoint_every > self.steps:
             raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
         if self.seeds is not None and "seed" in self.model_fields_set:
@@ -164,7 +148,9 @@ class Experiment(Section):
                 f"a transfer saves its one checkpoint before it trains, so failures must be 0, not "
                 f"{self.failures!r}; use kind: train"
             )
-        require_pair(self.model, self.pretrained.data or self.data)
+        judged = self.pretrained.data or self.data
+        require_pair(self.model, judged)
+        require_metric(self.pretrained.evaluate or self.evaluate, judged)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data of every key, defaults included; `validate` takes it back."""

@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dynaquant_core.experiments.config.language import BertModel, ByteData, MaskedData
+from dynaquant_core.experiments.config.language import (
+    BertModel,
+    ByteData,
+    HFModel,
+    MaskedData,
+    MiniLMModel,
+    SentenceData,
+    TokenData,
+)
+from dynaquant_core.experiments.config.pictures import BottleneckModel, FolderData
 from dynaquant_core.experiments.config.section import (
     Count,
     Number,
@@ -134,9 +143,13 @@ class OptimizerSection(Section):
 
 
 class Evaluation(Section):
-    """What quality is: ``loss`` (lower is better) or ``accuracy``; ``batch`` items an evaluation batch."""
+    """What quality is: ``loss`` (lower is better) or ``accuracy`` or ``correlation``.
 
-    metric: Literal["loss", "accuracy"] = "loss"
+    The loss of scores is the squared error; only they have a correlation, the mean of Pearson's and
+    Spearman's.  ``batch``: items an evaluation batch.
+    """
+
+    metric: Literal["loss", "accuracy", "correlation"] = "loss"
     batch: Count = 64
 
     @property
@@ -145,5 +158,11 @@ class Evaluation(Section):
         return "min" if self.metric == "loss" else "max"
 
 
-ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel | BertModel, Field(discriminator="name")]
-DataSection = Annotated[TextData | ImageData | MaskedData | ByteData, Field(discriminator="name")]
+ModelSection = Annotated[
+    CharGPTModel | ResNetModel | ViTModel | BertModel | MiniLMModel | HFModel | BottleneckModel,
+    Field(discriminator="name"),
+]
+DataSection = Annotated[
+    TextData | ImageData | MaskedData | ByteData | SentenceData | TokenData | FolderData,
+    Field(discriminator="name"),
+]

@@ -115,7 +115,8 @@ def _packaged(source: str) -> Path:
     found = find_spec(module) if module.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise ExperimentError(
-            f"data source {source!r}: no package {package!r} is installed; install it with: pip install {package}."
+            f"data source {source!r}: no package {package!r} is installed; install it with: "
+            f"pip install {package}."
         )
     path = Path(found.submodule_search_locations[0]) / file
     if not path.exists():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.language import MaskedData
 from dynaquant_core.experiments.data.dataset import IGNORED, Batch, drawn, even_split, leading
 
-__all__ = ["Masked", "conceal", "encode_words", "split_words"]
+__all__ = ["Hiding", "Masked", "conceal", "encode_words", "split_words"]
 
 #: Symbols that are no words of their own.
 UNKNOWN, HIDDEN = 0, 1
@@ -56,26 +57,45 @@ def encode_words(words: Sequence[str], known: Sequence[str]) -> NDArray[np.int64
     return np.array([symbols.get(word, UNKNOWN) for word in words], dtype=np.int64)
 
 
-def conceal(
-    rows: NDArray[np.int64], share: float, classes: int, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chooses the same number of words in each sequence, unknown ones excepted, and conceals them.
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """How symbols are hidden.
 
     Args:
-        rows: int64[sequences, words].
-        share: of words that are chosen; at least one a sequence.
-        classes: number of symbols.
+        share: of a sequence's symbols that are chosen; at least one a sequence.
+        hidden: the symbol that stands for a hidden one.
+        first, end: what may be shown in place of a chosen one, ``end`` not included.
+        spared: a symbol that is never chosen; None: no such.
+    """
+
+    share: float
+    hidden: int
+    first: int
+    end: int
+    spared: int | None = None
+
+
+def conceal(
+    rows: NDArray[np.int64], hiding: Hiding, generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Chooses the same number of symbols in each sequence, as far as it has so many, and conceals them.
+
+    Args:
+        rows: int64[sequences, symbols].
+        hiding: how.
         generator: decides.
 
     Returns:
-        (what the model sees, what it should say: `IGNORED` except at chosen words), both shaped as ``rows``.
+        (what the model sees, what it should say: `IGNORED` except at chosen places), both shaped as ``rows``.
     """
     count, length = rows.shape
-    ranks = np.where(rows == UNKNOWN, 2.0, generator.random((count, length))).argsort(axis=1).argsort(axis=1)
-    chosen = (ranks < max(1, round(share * length))) & (rows != UNKNOWN)
+    free = np.ones(rows.shape, dtype=np.bool_) if hiding.spared is None else rows != hiding.spared
+    ranks = np.where(free, generator.random((count, length)), 2.0).argsort(axis=1).argsort(axis=1)
+    chosen = (ranks < max(1, round(hiding.share * length))) & free
     way = generator.random((count, length))
-    wrong = generator.integers(SPECIAL, classes, (count, length))
-    seen = np.where(way < SHOWN_HIDDEN, HIDDEN, np.where(way < SHOWN_HIDDEN + SHOWN_WRONG, wrong, rows))
+    wrong = generator.integers(hiding.first, hiding.end, (count, length))
+    shown = np.where(way < SHOWN_HIDDEN + SHOWN_WRONG, wrong, rows)
+    seen = np.where(way < SHOWN_HIDDEN, hiding.hidden, shown)
     return np.where(chosen, seen, rows), np.where(chosen, rows, IGNORED)
 
 
@@ -117,7 +137,8 @@ class Masked:
         counts.pop("<unk>", None)  # some corpora write unknown words this way
         known = [word for word, _ in counts.most_common(section.vocabulary)]
         self.classes = SPECIAL + len(known)
-        self._share, self._batch, self._context = section.mask, section.batch, context
+        self._batch, self._context = section.batch, context
+        self._hiding = Hiding(section.mask, HIDDEN, SPECIAL, self.classes, spared=UNKNOWN)
         codes = encode_words(words, known)
         self._train = codes[:split]
         blocks = codes[split:].reshape(-1, context)
@@ -132,10 +153,10 @@ class Masked:
         generator = drawn("masked batch", seed, step)
         starts = generator.integers(0, len(self._train) - self._context + 1, self._batch)
         rows = self._train[starts[:, None] + np.arange(self._context)]
-        return _tensors(*conceal(rows, self._share, self.classes, generator))
+        return _tensors(*conceal(rows, self._hiding, generator))
 
     def _fixed(self, purpose: str, rows: NDArray[np.int64], size: int) -> list[Batch]:
-        seen, said = conceal(rows, self._share, self.classes, drawn(purpose))
+        seen, said = conceal(rows, self._hiding, drawn(purpose))
         places = even_split(np.arange(len(rows)), size)
         return [_tensors(seen[part], said[part]) for part in places]
 
