@@ -44,11 +44,11 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("failures=4", r"failures: 4 kills need more than 4 checkpoint intervals"),
         ("failures={at: [5]}", r"failures: step 5 is outside the run"),
         ("checkpoint_every=50", r"checkpoint_every \(50\) is over steps \(40\)"),
-        ("data={name: cifar}", r"model 'char_gpt' reads data 'text', not 'cifar'"),
+        ("data={name: cifar}", r"model 'char_gpt' reads data 'text' or 'bytes', not 'cifar'"),
         ("grid={threshold: 0.1}", r"grid: 'threshold' needs a list of values"),
         ("grid={output: [a, b]}", r"grid: 'output' belongs to the whole experiment"),
         ("name=../up", r"name: "),
-        ("kind=transfer", r"kind: expected 'train' or 'replay', got 'transfer'"),
+        ("kind=trasnfer", r"kind: expected 'train', 'replay' or 'transfer', got 'trasnfer'"),
     ],
 )
 def test_a_bad_value_is_named_with_its_key(tiny_file: Path, override: str, message: str) -> None:
