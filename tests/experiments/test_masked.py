@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from dynaquant_core.errors import ConfigError, ExperimentError
@@ -33,6 +34,7 @@ def section(**changes: object) -> MaskedData:
     return MaskedData.model_validate(base | changes)
 
 
+@settings_of(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 2**32))
 def test_only_chosen_words_change_and_only_they_are_scored(
     count: int, length: int, share: float, seed: int

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from dynaquant_core.errors import ConfigError, ExperimentError
@@ -135,6 +136,7 @@ def test_a_correlation_is_one_value_of_the_whole_set(reviews: Path) -> None:
     assert sum(trainer.advance() for _ in range(5)) / 5 < 1.5 * before
 
 
+@settings_of(deadline=None)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3, max_size=30))
 def test_correlation_is_that_of_scipy(pairs: list[tuple[int, int]]) -> None:
     stats = pytest.importorskip("scipy.stats")

@@ -117,10 +117,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
         require_pair(self.model, self.data)
-        if self.evaluate.metric == "correlation" and self.data.name != "stsb":
-            raise ValueError(
-                f"evaluate.metric correlation is of scores (data stsb), not of {self.data.name!r}"
-            )
+        require_metric(self.evaluate, self.data)
         if self.checkpoint_every > self.steps:
             raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
         if self.seeds is not None and "seed" in self.model_fields_set:

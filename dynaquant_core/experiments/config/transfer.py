@@ -39,9 +39,10 @@ class Pretrained(Section):
     def _one_origin(self) -> Pretrained:
         if (self.source is None) == (self.steps is None):
             raise ValueError("give source (a file of weights) or steps (of a training of its own)")
-        trains = {"checkpoint_every", "optimizer", "seed"} & self.model_fields_set
+        given = {"checkpoint_every": self.checkpoint_every, "optimizer": self.optimizer, "seed": self.seed}
+        trains = [name for name, value in given.items() if value]
         if self.source is not None and trains:
-            raise ValueError(f"{', '.join(sorted(trains))}: weights from a file are not trained again")
+            raise ValueError(f"{', '.join(trains)}: weights from a file are not trained again")
         if self.steps is not None and (self.checkpoint_every or 1) > self.steps:
             raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
         return self
