@@ -36,7 +36,10 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("threshold=.nan", r"threshold: expected greater than or equal to 0, got nan"),
         ("optimizer.lr=fast", r"optimizer.lr: expected a valid number, got 'fast'"),
         ("optimizer.betas=[0.9]", r"optimizer.betas: list should have at least 2 items"),
-        ("evaluate.metric=bleu", r"evaluate.metric: expected 'loss', 'accuracy' or 'correlation', got 'bleu'"),
+        (
+            "evaluate.metric=bleu",
+            r"evaluate.metric: expected 'loss', 'accuracy' or 'correlation', got 'bleu'",
+        ),
         ("method=3", r"method: expected a method's name"),
         ("method={coder: paper}", r"method: expected a method's name or a mapping with its name"),
         ("failures=often", r"failures: expected a number of failures"),
