@@ -30,6 +30,9 @@ HEADS = frozenset({"head", "classifier", "score", "cls", "pooler", "lm_head", "q
 #: Keys that files of weights wrap them in, and prefixes that wrappers put before names.
 WRAPPED, PREFIXES = ("state_dict", "model"), ("", "module.", "model.")
 
+#: What files of BERT's first years call a norm's parameters.
+OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
 #: Names listed in an error before the rest is only counted.
 SHOWN = 4
 
@@ -159,6 +162,8 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> 
 
 def _renamed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Under the prefixes with which most names are the model's."""
+    for was, now in OLD_NAMES.items():
+        weights = {name.replace(was, now): value for name, value in weights.items()}
     added = ("", *sorted({f"{name.split('.')[0]}." for name in own}))
     best: dict[str, Tensor] = {}
     for old in PREFIXES:

@@ -178,6 +178,9 @@ def test_a_masked_model_is_fine_tuned_on_pairs(texts: Path, reviews: Path) -> No
     pre, weights = Trainer(pretraining(run)), read_weights(texts / "bert" / "model.safetensors")
     put_weights(pre.model, weights, "the folder")
     assert len(pre.quality(pre.data.search)) == len(pre.data.search)
+    older = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value for name, value in weights.items()}
+    assert older.keys() != weights.keys()
+    put_weights(pre.model, older, "a folder of BERT's first years")
     tuned = Trainer(run)
     put_weights(tuned.model, pre.model.state_dict(), "the checkpoint")
     word = "bert.embeddings.word_embeddings.weight"
