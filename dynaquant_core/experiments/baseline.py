@@ -108,7 +108,14 @@ def find_baseline(key: str, interval: int) -> Baseline | None:
     return Baseline.of(diary, interval) if events.find(diary, "final") else None
 
 
-def train_baseline(experiment: Experiment, key: str, report: Report, threads: int | None = None) -> Baseline:
+def train_baseline(
+    experiment: Experiment,
+    key: str,
+    report: Report,
+    threads: int | None = None,
+    *,
+    start: Path | None = None,
+) -> Baseline:
     """Trains without saving or failures, and caches the result; one that another thread trains is waited for.
 
     Args:
@@ -116,21 +123,24 @@ def train_baseline(experiment: Experiment, key: str, report: Report, threads: in
         key: of its baseline.
         report: takes progress.
         threads: of its process; None: as many as there are.
+        start: weights that it begins with, of which ``key`` tells; None: the model's own.
 
     Raises:
         ExperimentError: the training process failed.
     """
     with _in_turn(key):
-        return _trained(experiment, key, report, threads)
+        return _trained(experiment, key, report, threads, start)
 
 
-def _trained(experiment: Experiment, key: str, report: Report, threads: int | None) -> Baseline:
+def _trained(
+    experiment: Experiment, key: str, report: Report, threads: int | None, start: Path | None
+) -> Baseline:
     found = find_baseline(key, experiment.checkpoint_every)
     if found is not None:
         return found
     _sweep(key)
     partial = FOLDER / f"{key}.{os.getpid()}"
-    job = Job(partial, experiment, saves=False, threads=threads)
+    job = Job(partial, experiment, saves=False, threads=threads, start=start)
     job.write()
     try:
         diary = complete(job, (), f"baseline, seed {experiment.seed}", report)

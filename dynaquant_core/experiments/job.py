@@ -26,6 +26,7 @@ class Job:
         records: whether exact states are written beside the diary (`tape`).
         recording: folder of the recording that is replayed; None: the run is trained.
         threads: of its process; None: as many as there are.  They decide about the last bits of a training.
+        start: weights that a fine-tuning begins with (`pretraining.read_weights`); None: the model's own.
     """
 
     folder: Path
@@ -34,6 +35,7 @@ class Job:
     records: bool = False
     recording: Path | None = None
     threads: int | None = None
+    start: Path | None = None
 
     @property
     def diary(self) -> Path:
@@ -72,6 +74,7 @@ class Job:
             "records": self.records,
             "recording": recording,
             "threads": self.threads,
+            "start": None if self.start is None else str(self.start),
         }
         write_json(self.folder / "job.json", {"experiment": self.experiment.as_dict(), **settings})
 
@@ -86,7 +89,7 @@ class Job:
         path = folder / "job.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            recording = data.get("recording")  # jobs of earlier versions only train
+            recording, start = data.get("recording"), data.get("start")  # earlier versions only train
             return cls(
                 folder,
                 validate(data["experiment"], str(path)),
@@ -94,6 +97,7 @@ class Job:
                 records=bool(data.get("records", False)),
                 recording=None if recording is None else Path(recording),
                 threads=data.get("threads"),
+                start=None if start is None else Path(start),
             )
         except (OSError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
             raise ExperimentError(f"{path}: no job of an experiment ({error}).") from None

@@ -14,6 +14,7 @@ from dynaquant_core.experiments import events
 from dynaquant_core.experiments.data.dataset import Dataset
 from dynaquant_core.experiments.failures import failure_steps
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.pretraining import put_weights, read_weights
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.tape import Tape
 from dynaquant_core.experiments.trainer import Trainer
@@ -40,6 +41,8 @@ class Life:
     def __init__(self, job: Job, halt: int | None, data: Dataset | None = None) -> None:
         self._job, self._halt = job, halt
         self._trainer = Trainer(job.experiment, data)
+        if job.start is not None:
+            put_weights(self._trainer.model, read_weights(job.start), str(job.start))
         self.data = self._trainer.data
         self._swaps = swaps_left(job)
         self._restored = 0

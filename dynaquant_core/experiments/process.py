@@ -8,7 +8,8 @@ With ``restores: swap`` the process lives several lives instead.  At a failure i
 Checkpointer and all that they hold, makes them anew as a new process would, and restores; nothing but the
 data set, which no life changes, is handed on.  Final weights are those of the killed run, bit for bit.
 
-It may also record exact states while it trains, replay such a recording, or count rework.
+It may also record exact states while it trains, replay such a recording, compress a pre-trained model and
+fine-tune it, or count rework.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dynaquant_core.experiments.life import Life, say
 from dynaquant_core.experiments.replay import Replay
 from dynaquant_core.experiments.rework import run as rework
 from dynaquant_core.experiments.tape import alone
+from dynaquant_core.experiments.transfer import Transfer
 
 __all__ = ["live_on", "main", "work"]
 
@@ -39,6 +41,8 @@ def work(job: Job, halt: int | None) -> None:
     """Does what a job asks for, to its end."""
     if job.experiment.kind == "rework":
         rework.work(job)
+    elif job.experiment.kind == "transfer" and job.saves:
+        Transfer(job).run()
     elif job.recording is not None:
         Replay(job).run()
     elif job.records:

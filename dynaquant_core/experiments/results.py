@@ -10,11 +10,12 @@ from typing import Any, Literal
 from dynaquant_core.experiments.baseline import Baseline, last_interval_loss
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
+from dynaquant_core.experiments.pretraining import pretraining
 from dynaquant_core.experiments.recording import as_one_life
 from dynaquant_core.experiments.restores import lives_of, lost_training, restore_entries
 from dynaquant_core.methods.registry import resolve_method
 
-__all__ = ["FORMAT", "STAGES", "Results", "replay_entry", "run_entry"]
+__all__ = ["FORMAT", "STAGES", "Results", "replay_entry", "run_entry", "transfer_entry"]
 
 FORMAT = 1
 
@@ -86,6 +87,32 @@ def replay_entry(experiment: Experiment, diary: Sequence[Event], recorded: Seque
         },
         "curves": [],
         "baseline_curve": [list(point) for point in baseline.curve],
+    }
+
+
+def transfer_entry(experiment: Experiment, diary: Sequence[Event], baseline: Baseline) -> dict[str, Any]:
+    """One element of ``runs``, of a transfer: the same keys; its one checkpoint is that of step 0.
+
+    Args:
+        experiment: the run's settings.
+        diary: its events, finished; of a fine-tuning that was cut short only the last attempt counts.
+        baseline: the fine-tuning from the uncompressed weights.
+    """
+    tuned, judged = lives_of(diary)[-1], pretraining(experiment)
+    return {
+        **_saved(experiment, diary, training_seconds(tuned)),
+        "failures": [],
+        "restores": [],
+        "stale_times_interval": None,
+        "final": _final(experiment, tuned, baseline),
+        "curves": [[[event["step"], event["loss"]] for event in find(tuned, "loss")]],
+        "baseline_curve": [list(point) for point in baseline.curve],
+        "pretrained": {
+            "source": None if experiment.pretrained is None else experiment.pretrained.source,
+            "data": judged.data.source,
+            "metric": judged.evaluate.metric,
+            "mode": judged.evaluate.mode,
+        },
     }
 
 

@@ -16,12 +16,12 @@ from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.config.source import load_experiment
 from dynaquant_core.experiments.crew import Children, run_tasks
-from dynaquant_core.experiments.data.registry import fingerprint
 from dynaquant_core.experiments.environment import environment
 from dynaquant_core.experiments.job import write_json
 from dynaquant_core.experiments.kinds.base import Planned
 from dynaquant_core.experiments.kinds.registry import kind_of
 from dynaquant_core.experiments.output import claim, run_folders
+from dynaquant_core.experiments.pretraining import content
 from dynaquant_core.experiments.report import write_report, write_table
 from dynaquant_core.experiments.results import FORMAT, Results
 from dynaquant_core.experiments.supervisor import Progress, Report, Watcher
@@ -87,16 +87,23 @@ def run_experiment(
 
 
 def _preflight(runs: Sequence[Experiment]) -> list[str]:
-    """Everything that can be refused before hours of training; returns each run's data fingerprint."""
-    known: dict[str, str] = {}
+    """Everything that can be refused before hours of training; returns a digest of what each run reads."""
+    known: dict[tuple[str, str], str] = {}
     for run in runs:
         resolve_method(run.method)
         moments_method(run.moments)
-        key = run.data.model_dump_json()
+        key = _read_by(run)
         if key not in known:
-            known[key] = fingerprint(run.data)
+            known[key] = content(run)
         kind_of(run).preflight(run, known[key])
-    return [known[run.data.model_dump_json()] for run in runs]
+    return [known[_read_by(run)] for run in runs]
+
+
+def _read_by(run: Experiment) -> tuple[str, str]:
+    """What decides the content that a run reads; of a transfer the model too, which its pre-training had."""
+    if run.pretrained is None:
+        return run.data.model_dump_json(), ""
+    return run.data.model_dump_json(), f"{run.model.model_dump_json()} {run.pretrained.model_dump_json()}"
 
 
 def _label(index: int, runs: Sequence[Experiment]) -> str:

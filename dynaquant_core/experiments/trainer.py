@@ -15,10 +15,11 @@ from torch.nn import functional
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.data.dataset import Batch, Dataset
+from dynaquant_core.experiments.data.dataset import IGNORED, Batch, Dataset
 from dynaquant_core.experiments.data.registry import open_data
 from dynaquant_core.experiments.models.registry import build
 from dynaquant_core.experiments.optimizers import make_optimizer, make_scheduler
+from dynaquant_core.experiments.scores import correlation
 
 __all__ = ["Trainer", "device_name"]
 
@@ -86,12 +87,17 @@ class Trainer:
         return value
 
     def quality(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[float]:
-        """The experiment's metric on each batch, of this model or of ``model``; training flags are kept."""
+        """The experiment's metric on each batch, of this model or of ``model``; training flags are kept.
+
+        A correlation is one value for all batches together.
+        """
         model = self.model if model is None else model
         flags = [(module, module.training) for module in model.modules()]
         model.eval()
         try:
             with torch.no_grad():
+                if self._experiment.evaluate.metric == "correlation":
+                    return [self._correlation(model, batches)]
                 return [self._metric(model, batch) for batch in batches]
         finally:
             for module, training in flags:
@@ -114,7 +120,13 @@ class Trainer:
         logits = model(inputs)
         if self._experiment.evaluate.metric == "loss":
             return float(_loss(logits, targets))
-        return float((logits.argmax(-1) == targets).float().mean())
+        scored = targets != IGNORED
+        return float((logits.argmax(-1) == targets)[scored].float().mean())
+
+    def _correlation(self, model: nn.Module, batches: Sequence[Batch]) -> float:
+        pairs = [(model(inputs), targets) for inputs, targets in map(self._moved, batches)]
+        predicted, wanted = (torch.cat(part).float().cpu().numpy() for part in zip(*pairs, strict=True))
+        return correlation(predicted, wanted)
 
     def _moved(self, batch: Batch) -> Batch:
         inputs, targets = batch
@@ -122,10 +134,10 @@ class Trainer:
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of labels, squared error of numbers."""
+    """Mean over the targets that are not `IGNORED`; of targets that are no classes, the squared error."""
     if targets.is_floating_point():
         return functional.mse_loss(logits, targets)
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
 def _seed_everything(seed: int) -> None:

@@ -36,7 +36,10 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("threshold=.nan", r"threshold: expected greater than or equal to 0, got nan"),
         ("optimizer.lr=fast", r"optimizer.lr: expected a valid number, got 'fast'"),
         ("optimizer.betas=[0.9]", r"optimizer.betas: list should have at least 2 items"),
-        ("evaluate.metric=bleu", r"evaluate.metric: expected 'loss' or 'accuracy', got 'bleu'"),
+        (
+            "evaluate.metric=bleu",
+            r"evaluate.metric: expected 'loss', 'accuracy' or 'correlation', got 'bleu'",
+        ),
         ("method=3", r"method: expected a method's name"),
         ("method={coder: paper}", r"method: expected a method's name or a mapping with its name"),
         ("failures=often", r"failures: expected a number of failures"),
@@ -44,11 +47,11 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("failures=4", r"failures: 4 kills need more than 4 checkpoint intervals"),
         ("failures={at: [5]}", r"failures: step 5 is outside the run"),
         ("checkpoint_every=50", r"checkpoint_every \(50\) is over steps \(40\)"),
-        ("data={name: cifar}", r"model 'char_gpt' reads data 'text', not 'cifar'"),
+        ("data={name: cifar}", r"model 'char_gpt' reads data 'text' or 'bytes', not 'cifar'"),
         ("grid={threshold: 0.1}", r"grid: 'threshold' needs a list of values"),
         ("grid={output: [a, b]}", r"grid: 'output' belongs to the whole experiment"),
         ("name=../up", r"name: "),
-        ("kind=trian", r"kind: expected 'train', .* got 'trian'"),
+        ("kind=trasnfer", r"kind: expected 'train', .* got 'trasnfer'"),
     ],
 )
 def test_a_bad_value_is_named_with_its_key(tiny_file: Path, override: str, message: str) -> None:

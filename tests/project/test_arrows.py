@@ -57,6 +57,8 @@ THIRD_PARTY: dict[str, set[str] | None] = {
     "PIL": {"experiments"},
     "sklearn": {"experiments"},
     "psutil": {"experiments"},
+    "tokenizers": {"experiments"},  # lazily: models of transformers, an extra
+    "transformers": {"experiments"},
     "cupy": {"experiments"},
     "cuml": {"experiments"},
 }

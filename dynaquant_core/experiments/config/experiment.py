@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config.pairs import TAGS, require_metric, require_pair
 from dynaquant_core.experiments.config.parts import (
     DataSection,
     Evaluation,
@@ -17,13 +18,10 @@ from dynaquant_core.experiments.config.parts import (
 )
 from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
 from dynaquant_core.experiments.config.section import Count, Number, Section
+from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.failures import failure_steps
 
 __all__ = ["Experiment", "validate"]
-
-#: The data that each model reads.
-DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar"}
-DATA_OF |= {"mlr": "mnist", "lenet5": "mnist", "alexnet": "mnist", "factorisation": "ratings"}
 
 #: Dotted key -> the values it takes; every combination is a run.
 Crossing = dict[str, list[Any]]
@@ -74,7 +72,8 @@ class Experiment(Section):
     Args:
         name: of the experiment, and of its output folder.
         kind: ``train``: each run trains, and saves meanwhile; ``replay``: a run's exact states are recorded
-            once, and each run saves those; ``rework``: one run fails many times, and its way back is counted.
+            once, and each run saves those; ``transfer``: a pre-trained model is compressed once, and each run
+            is fine-tuned from that; ``rework``: one run fails many times, and its way back is counted.
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
@@ -90,12 +89,13 @@ class Experiment(Section):
         as_restored: replay only: each checkpoint is one of a run that was restored from the one before.
         rework, buckets: rework only, one of the two; see `config.rework`.
         evaluate: metric and batch of the evaluation.
+        pretrained: transfer only: the model to start from, see `config.transfer`.
         grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another.
         output: results folder, by default ``runs/<name>``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    kind: Literal["train", "replay", "rework"] = "train"
+    kind: Literal["train", "replay", "transfer", "rework"] = "train"
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection = OptimizerSection()
@@ -114,15 +114,14 @@ class Experiment(Section):
     rework: ReworkSection | None = None
     buckets: BucketsSection | None = None
     evaluate: Evaluation = Evaluation()
+    pretrained: Pretrained | None = None
     grid: Annotated[Crossing | list[Crossing], PlainValidator(_grid)] = Field(default_factory=dict)
     output: str | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
-        if DATA_OF[self.model.name] != self.data.name:
-            raise ValueError(
-                f"model {self.model.name!r} reads data {DATA_OF[self.model.name]!r}, not {self.data.name!r}"
-            )
+        require_pair(self.model, self.data)
+        require_metric(self.evaluate, self.data)
         if self.checkpoint_every > self.steps:
             raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
         if self.seeds is not None and "seed" in self.model_fields_set:
@@ -135,13 +134,28 @@ class Experiment(Section):
             )
         if self.as_restored and self.kind != "replay":
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
-        if self.data.name == "ratings" and self.evaluate.metric == "accuracy":
-            raise ValueError("evaluate.metric: accuracy is a share of labels, and ratings have none")
         own, metric = (self.rework, self.buckets), self.evaluate.metric
         problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric)
         if problem is not None:
             raise ValueError(problem)
+        self._consistent_transfer(bool(failures))
         return self
+
+    def _consistent_transfer(self, fails: bool) -> None:
+        if self.kind != "transfer":
+            if self.pretrained is not None:
+                raise ValueError("pretrained belongs to kind: transfer")
+            return
+        if self.pretrained is None:
+            raise ValueError("kind: transfer needs pretrained: the model to start from")
+        if fails:
+            raise ValueError(
+                f"a transfer saves its one checkpoint before it trains, so failures must be 0, not "
+                f"{self.failures!r}; use kind: train"
+            )
+        judged = self.pretrained.data or self.data
+        require_pair(self.model, judged)
+        require_metric(self.pretrained.evaluate or self.evaluate, judged)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data of every key, defaults included; `validate` takes it back."""
@@ -177,7 +191,7 @@ def validate(data: Any, where: str) -> Experiment:
 def _message(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained"))]
-    if len(place) > 1 and place[0] in {"model", "data"} and place[1] in {*DATA_OF, *DATA_OF.values()}:
+    if len(place) > 1 and place[0] in {"model", "data"} and place[1] in TAGS:
         del place[1]  # pydantic names the chosen class too
     if place and place[-1] == "int":
         del place[-1]  # and the branch of a union

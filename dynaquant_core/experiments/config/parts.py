@@ -6,7 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dynaquant_core.experiments.config.section import Count, Number, Positive, Section, Share
+from dynaquant_core.experiments.config.language import (
+    BertModel,
+    ByteData,
+    HFModel,
+    MaskedData,
+    MiniLMModel,
+    SentenceData,
+    TokenData,
+)
+from dynaquant_core.experiments.config.pictures import BottleneckModel, FolderData
+from dynaquant_core.experiments.config.section import (
+    Count,
+    Number,
+    Positive,
+    Section,
+    Share,
+    TransformerSize,
+)
 from dynaquant_core.experiments.config.small import (
     AlexNetModel,
     DigitData,
@@ -30,21 +47,6 @@ __all__ = [
 
 #: Pixels on a side of an image data set's images.
 SIDE = 32
-
-
-class TransformerSize(Section):
-    """What the transformers have in common."""
-
-    layers: Count
-    width: Count
-    heads: Count = 4
-    dropout: Share = 0.0
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> TransformerSize:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        return self
 
 
 class CharGPTModel(TransformerSize):
@@ -149,9 +151,13 @@ class OptimizerSection(Section):
 
 
 class Evaluation(Section):
-    """What quality is: ``loss`` (lower is better) or ``accuracy``; ``batch`` items an evaluation batch."""
+    """What quality is: ``loss`` (lower is better) or ``accuracy`` or ``correlation``.
 
-    metric: Literal["loss", "accuracy"] = "loss"
+    The loss of scores is the squared error; only they have a correlation, the mean of Pearson's and
+    Spearman's.  ``batch``: items an evaluation batch.
+    """
+
+    metric: Literal["loss", "accuracy", "correlation"] = "loss"
     batch: Count = 64
 
     @property
@@ -160,7 +166,11 @@ class Evaluation(Section):
         return "min" if self.metric == "loss" else "max"
 
 
+LanguageModel = CharGPTModel | BertModel | MiniLMModel | HFModel
+PictureModel = ResNetModel | BottleneckModel | ViTModel
 SmallModel = MlrModel | LeNet5Model | AlexNetModel | FactorisationModel
+LanguageData = TextData | MaskedData | ByteData | SentenceData | TokenData
+OtherData = ImageData | FolderData | DigitData | RatingsData
 
-ModelSection = Annotated[CharGPTModel | ResNetModel | ViTModel | SmallModel, Field(discriminator="name")]
-DataSection = Annotated[TextData | ImageData | DigitData | RatingsData, Field(discriminator="name")]
+ModelSection = Annotated[LanguageModel | PictureModel | SmallModel, Field(discriminator="name")]
+DataSection = Annotated[LanguageData | OtherData, Field(discriminator="name")]

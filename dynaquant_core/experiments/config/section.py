@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["Count", "Number", "Positive", "Section", "Share", "nearest"]
+__all__ = ["Count", "Number", "Positive", "Section", "Share", "TransformerSize", "as_number", "nearest"]
 
 
 def nearest(key: str, known: list[str]) -> str:
@@ -24,7 +24,7 @@ def nearest(key: str, known: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
-def _number(value: object) -> object:
+def as_number(value: object) -> object:
     """YAML 1.1 reads ``1e-3`` (no dot) as text; every user means the number."""
     if isinstance(value, str):
         try:
@@ -34,9 +34,9 @@ def _number(value: object) -> object:
     return value
 
 
-Number = Annotated[float, BeforeValidator(_number), Field(ge=0.0, allow_inf_nan=False)]
-Positive = Annotated[float, BeforeValidator(_number), Field(gt=0.0, allow_inf_nan=False)]
-Share = Annotated[float, BeforeValidator(_number), Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(as_number), Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(as_number), Field(gt=0.0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(as_number), Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -55,3 +55,18 @@ class Section(BaseModel):
             if key not in known:
                 raise ValueError(f"unknown key {key!r}; {nearest(str(key), known)}")
         return data
+
+
+class TransformerSize(Section):
+    """What the transformers have in common."""
+
+    layers: Count
+    width: Count
+    heads: Count = 4
+    dropout: Share = 0.0
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> TransformerSize:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from dynaquant_core.errors import DependencyError, ExperimentError
-from dynaquant_core.experiments.data.dataset import locate
+from dynaquant_core.experiments.data.dataset import file_digest, locate
 
 __all__ = ["Pixels", "fingerprint", "read"]
 
@@ -58,15 +57,7 @@ def read(source: str) -> Pixels:
 
 def fingerprint(source: str) -> str:
     """Hex digest of the file's bytes."""
-    digest = xxhash.xxh3_128()
-    path = locate(source)
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
-    except OSError as error:
-        raise ExperimentError(f"data: {path} cannot be read: {error.strerror}.") from None
-    return digest.hexdigest()
+    return file_digest(locate(source))
 
 
 def _load(path: Path) -> dict[str, NDArray[Any]]:

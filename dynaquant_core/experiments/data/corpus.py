@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import xxhash
 
 from dynaquant_core.errors import ExperimentError
-from dynaquant_core.experiments.data.dataset import locate
+from dynaquant_core.experiments.data.dataset import data_root, locate
 
 __all__ = ["STDLIB", "fingerprint", "read"]
 
@@ -25,13 +26,14 @@ def read(source: str, max_bytes: int) -> str:
     """The text of a source, cut after ``max_bytes`` bytes of UTF-8.
 
     Args:
-        source: ``"stdlib"``, a text file, or a folder of them, joined in the order of their names.
+        source: ``"stdlib"``, a text file, a folder of them, or a pattern such as ``text/wikitext2_*.txt``;
+            several are joined in the order of their names.
         max_bytes: upper bound of the text's size.
 
     Raises:
         ExperimentError: missing, unreadable, not text, or empty.
     """
-    texts = _stdlib() if source == STDLIB else _files(locate(source))
+    texts = _stdlib() if source == STDLIB else chain.from_iterable(map(_files, _places(source)))
     text = _bounded(texts, max_bytes)
     if not text:
         raise ExperimentError(f"data source {source!r} holds no text; give a UTF-8 file or a folder of them.")
@@ -41,6 +43,21 @@ def read(source: str, max_bytes: int) -> str:
 def fingerprint(source: str, max_bytes: int) -> str:
     """Hex digest of what `read` returns."""
     return xxhash.xxh3_128_hexdigest(read(source, max_bytes).encode())
+
+
+def _places(source: str) -> list[Path]:
+    """Stars are understood in the last name of a path."""
+    pattern = Path(source)
+    if "*" not in pattern.name or pattern.exists():
+        return [locate(source)]
+    for folder in (pattern.parent, data_root() / pattern.parent):
+        found = sorted(folder.glob(pattern.name))
+        if found:
+            return found
+    raise ExperimentError(
+        f"data source {source!r} matches no file, neither there nor under the data root "
+        f"{str(data_root())!r}; set DYNAQUANT_DATA to the folder that holds them."
+    )
 
 
 def _bounded(texts: Iterable[str], max_bytes: int) -> str:

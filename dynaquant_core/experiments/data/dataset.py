@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.errors import ExperimentError
 
-__all__ = ["Batch", "Dataset", "data_root", "drawn", "even_split", "leading", "locate"]
+__all__ = [
+    "IGNORED",
+    "Batch",
+    "Dataset",
+    "data_root",
+    "drawn",
+    "even_split",
+    "file_digest",
+    "leading",
+    "locate",
+]
+
+#: What a source begins with that lies inside an installed package.
+PACKAGE = "package:"
+
+#: Target of a place that is not scored.
+IGNORED = -100
 
 #: (inputs, targets): what the model takes, and int64 labels of what it should say.
 Batch = tuple[Tensor, Tensor]
@@ -72,11 +90,16 @@ def data_root() -> Path:
 
 
 def locate(source: str) -> Path:
-    """The path of a data source: as given, or under the data root.
+    """The path of a data source: as given, or under the data root; or inside an installed package.
+
+    Args:
+        source: a path, or ``package:NAME/FILE`` (NAME as it is installed or imported; it is not run).
 
     Raises:
-        ExperimentError: it is at neither place.
+        ExperimentError: it is at neither place; or there is no such package, or no such file in it.
     """
+    if source.startswith(PACKAGE):
+        return _packaged(source)
     for path in (Path(source), data_root() / source):
         if path.exists():
             return path
@@ -84,3 +107,34 @@ def locate(source: str) -> Path:
         f"data source {source!r} exists neither at that path nor under the data root {str(data_root())!r}; "
         f"set DYNAQUANT_DATA to the folder that holds it."
     )
+
+
+def _packaged(source: str) -> Path:
+    package, _, file = source.removeprefix(PACKAGE).partition("/")
+    module = package.replace("-", "_")
+    found = find_spec(module) if module.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise ExperimentError(
+            f"data source {source!r}: no package {package!r} is installed; install it with: "
+            f"pip install {package}."
+        )
+    path = Path(found.submodule_search_locations[0]) / file
+    if not path.exists():
+        raise ExperimentError(f"data source {source!r}: the package {package!r} has no {file!r}.")
+    return path
+
+
+def file_digest(path: Path) -> str:
+    """Hex digest of a file's bytes.
+
+    Raises:
+        ExperimentError: it cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 22):
+                digest.update(chunk)
+    except OSError as error:
+        raise ExperimentError(f"data: {path} cannot be read: {error.strerror}.") from None
+    return digest.hexdigest()

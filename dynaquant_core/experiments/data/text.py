@@ -7,10 +7,11 @@ import torch
 from numpy.typing import NDArray
 
 from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments.config.language import ByteData
 from dynaquant_core.experiments.config.parts import TextData
 from dynaquant_core.experiments.data.dataset import Batch, drawn, even_split, leading
 
-__all__ = ["MAX_VOCABULARY", "Text", "encode"]
+__all__ = ["MAX_VOCABULARY", "Bytes", "Text", "encode"]
 
 #: Characters that get a symbol of their own; rarer ones share one.
 MAX_VOCABULARY = 256
@@ -63,8 +64,8 @@ class Text:
         (torch.Size([2, 8]), True, 2)
     """
 
-    def __init__(self, text: str, section: TextData, evaluation_batch: int) -> None:
-        codes, self.classes = encode(text)
+    def __init__(self, text: str, section: TextData | ByteData, evaluation_batch: int) -> None:
+        codes, self.classes = self._symbols(text)
         self._batch, self._context = section.batch, section.context
         search, heldout = (
             -(-tokens // section.context) for tokens in (section.search_tokens, section.heldout_tokens)
@@ -85,11 +86,23 @@ class Text:
         self.heldout = _batches(blocks[np.sort(dealt[search:])], evaluation_batch)
         self.part = leading(self.search, PART_TOKENS // section.context)
 
+    @staticmethod
+    def _symbols(text: str) -> tuple[NDArray[np.int64], int]:
+        return encode(text)
+
     def batch(self, seed: int, step: int) -> Batch:
         """Sequences from random places: (int64[batch, context], the same one character later)."""
         starts = drawn("text batch", seed, step).integers(0, len(self._train) - self._context, self._batch)
         rows = self._train[starts[:, None] + np.arange(self._context + 1)]
         return _pair(rows)
+
+
+class Bytes(Text):
+    """The same with the 256 bytes of UTF-8 as symbols, whatever the corpus."""
+
+    @staticmethod
+    def _symbols(text: str) -> tuple[NDArray[np.int64], int]:
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64), 256
 
 
 def _pair(rows: NDArray[np.int64]) -> Batch:

@@ -7,10 +7,16 @@ from dynaquant_core.experiments.kinds.base import Kind
 from dynaquant_core.experiments.kinds.replay import Replayed
 from dynaquant_core.experiments.kinds.rework import Reworked
 from dynaquant_core.experiments.kinds.train import Train
+from dynaquant_core.experiments.kinds.transfer import Transferred
 
 __all__ = ["KINDS", "kind_of"]
 
-KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed(), "rework": Reworked()}
+KINDS: dict[str, Kind] = {
+    "train": Train(),
+    "replay": Replayed(),
+    "transfer": Transferred(),
+    "rework": Reworked(),
+}
 
 
 def kind_of(run: Experiment) -> Kind:

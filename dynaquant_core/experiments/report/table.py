@@ -23,7 +23,12 @@ def summary(results: Results) -> list[Row]:
         >>> summary(Results(Path("results.json"), {"runs": []}))
         []
     """
-    rows = {"train": _trained_row, "replay": _replayed_row, "rework": _rework_row}
+    rows = {
+        "train": _trained_row,
+        "replay": _replayed_row,
+        "transfer": _transferred_row,
+        "rework": _rework_row,
+    }
     runs = results.data["runs"]
     several = len(by_model(runs)) > 1
     return [
@@ -79,6 +84,22 @@ def _rework_row(index: int, run: Mapping[str, Any]) -> Row:
         "rework": f"{rework['mean']:.2f}{interval}",
         "stored": size(rework["bytes_mean"]),
         "ratio": times(rework["ratio"]),
+    }
+
+
+def _transferred_row(index: int, run: Mapping[str, Any]) -> Row:
+    final, (entry,) = run["final"], run["checkpoints"]
+    return {
+        "run": str(index + 1),
+        "method": setting_label(run),
+        "seed": str(run["seed"]),
+        "threshold": percent(run["threshold"]),
+        **_stored(run),
+        f"pre-trained {run['pretrained']['metric']}": number(entry["quality"]["reference"], digits=4),
+        "as decoded": number(entry["quality"]["search"], digits=4),
+        f"final {final['metric']}": f"{final['value']:.4f}",
+        "uncompressed": f"{final['baseline']:.4f}",
+        "degradation": percent(final["relative_degradation"], signed=True),
     }
 
 

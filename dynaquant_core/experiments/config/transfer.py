@@ -1,0 +1,48 @@
+"""The section ``pretrained``: where a fine-tuning starts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from dynaquant_core.experiments.config.parts import DataSection, Evaluation, OptimizerSection
+from dynaquant_core.experiments.config.section import Count, Section
+
+__all__ = ["Pretrained"]
+
+
+class Pretrained(Section):
+    """A pre-trained model: a file of weights, or a training of its own that is recorded once.
+
+    Args:
+        source: a file of weights (.safetensors, .pt, .pth, .th, .bin): a path, tried as given and under the
+            data root, or ``package:NAME/FILE``, a file inside an installed package.
+        steps: of the training, where there is no ``source``.
+        checkpoint_every: steps between recorded states; by default only the last one is recorded.
+        optimizer: of the training; by default the fine-tuning's.
+        seed: of the training: one for all seeds of the fine-tuning.
+        data: what it was trained on, or is judged by: its search set is what the compression may look at.  By
+            default the fine-tuning's.
+        evaluate: the metric that the threshold is about; by default the fine-tuning's.
+    """
+
+    source: str | None = None
+    steps: Count | None = None
+    checkpoint_every: Count | None = None
+    optimizer: OptimizerSection | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSection | None = None
+    evaluate: Evaluation | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Pretrained:
+        if (self.source is None) == (self.steps is None):
+            raise ValueError("give source (a file of weights) or steps (of a training of its own)")
+        given = {"checkpoint_every": self.checkpoint_every, "optimizer": self.optimizer, "seed": self.seed}
+        trains = [name for name, value in given.items() if value]
+        if self.source is not None and trains:
+            raise ValueError(f"{', '.join(trains)}: weights from a file are not trained again")
+        if self.steps is not None and (self.checkpoint_every or 1) > self.steps:
+            raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
+        return self
