@@ -198,7 +198,7 @@ class DynaQuantOptions(FrozenSettings):
         """
         data = asdict(self)
         younger = {"after_restore": "dither", "prune_scope": "layer_type"}
-        usual = younger | (PAPER_PROFILE if self.profile == "paper" else {})
+        usual = {**younger, **(PAPER_PROFILE if self.profile == "paper" else {})}
         return {key: value for key, value in data.items() if key not in younger or value != usual[key]}
 
 

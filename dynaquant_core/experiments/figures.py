@@ -16,6 +16,7 @@ __all__ = ["NUMBERS", "WORDS", "by_setting", "figures", "setting_label", "words"
 WORDS = (
     "kind", "model", "parameters", "data", "method", "options", "moments", "max_chain", "threshold", "seed",
     "interval_steps", "steps", "failures", "restores", "as_restored",
+    "fix", "search", "axis_key", "axis_value",
 )  # fmt: skip
 
 #: Its numbers, in this order; `figures`.
@@ -23,14 +24,19 @@ NUMBERS = (
     "ratio_weights", "ratio_state", "ratio_all", "stored_bytes", "checkpoints", "met", "keys", "evaluations",
     "degradation_mean", "degradation_max", "heldout_degradation_mean", "final_value", "final_baseline",
     "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
-    "training_seconds", *(f"{stage}_seconds" for stage in STAGES),
+    "training_seconds", *(f"{stage}_seconds" for stage in STAGES), "bins",
 )  # fmt: skip
 
 
 def words(run: Run) -> dict[str, Any]:
-    """What names a run, by `WORDS`; options as JSON, failures and restores counted."""
+    """What names a run, by `WORDS`; mappings and what varies as JSON, failures and restores counted."""
     told = {name: run.get(name) for name in WORDS}
     told["options"] = json.dumps(run["options"], sort_keys=True)
+    told["fix"], told["search"] = (
+        json.dumps(run.get(name, usual), sort_keys=True) for name, usual in (("fix", {}), ("search", True))
+    )
+    if axis := run.get("axis"):
+        told |= {"axis_key": axis["key"], "axis_value": json.dumps(axis["value"], sort_keys=True)}
     return told | {"failures": len(run["failures"]), "restores": len(run["restores"])}
 
 
@@ -69,6 +75,8 @@ def figures(run: Run) -> dict[str, float | None]:
     }
     for stage in STAGES:
         numbers[f"{stage}_seconds"] = sum(entry["seconds"].get(stage, 0.0) for entry in entries)
+    bins = [entry["bins"] for entry in run.get("bins", [])]
+    numbers["bins"] = None if None in bins else _mean(bins)
     return {name: numbers[name] for name in NUMBERS}
 
 
@@ -88,8 +96,10 @@ def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figu
 
 
 def setting_label(run: Run) -> str:
-    """A method's name and options, and the moments' policy where it is not the usual one."""
+    """A method's name and options, what its search is held to, and a policy of moments that is not usual."""
     label = method_label(run)
+    label += "".join(f", {name} {value}" for name, value in run.get("fix", {}).items())
+    label += "" if run.get("search", True) is True else f", search {run['search']}"
     return label if run["moments"] == "8bit" else f"{label}, moments {run['moments']}"
 
 

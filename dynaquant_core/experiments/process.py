@@ -24,9 +24,9 @@ from pathlib import Path
 
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.experiments import events
+from dynaquant_core.experiments.ablation.replays import REPLAYS
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life, say
-from dynaquant_core.experiments.replay import Replay
 from dynaquant_core.experiments.tape import alone
 
 __all__ = ["live_on", "main", "work"]
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 def work(job: Job, halt: int | None) -> None:
     """Does what a job asks for, to its end."""
     if job.recording is not None:
-        Replay(job).run()
+        REPLAYS[job.experiment.measure](job).run()
     elif job.records:
         with alone(job.folder, lambda: say({"event": "waiting"})):
             if not events.find(events.read(job.diary), "final"):  # another one may have finished it

@@ -191,9 +191,7 @@ def test_a_tensor_without_gradient_keeps_the_rules_that_need_none():
 def test_a_pruning_threshold_is_shared_by_a_type_or_by_nobody_or_by_all(metric):
     """Tensors of four scales in two types, beside an embedding, which no scope prunes."""
     scales = {"a": 0.1, "b": 1.0, "c": 10.0, "d": 100.0, "e": 0.01}
-    tensors = {
-        name: tensor(seed=number, scale=scale) for number, (name, scale) in enumerate(scales.items())
-    }
+    tensors = {name: tensor(seed=number, scale=scale) for number, (name, scale) in enumerate(scales.items())}
     types = {"a": "linear", "b": "linear", "c": "convolution", "d": "convolution", "e": "embedding"}
     model = Model(tensors, {name: torch.ones_like(values) for name, values in tensors.items()}, types)
     pruned = {}

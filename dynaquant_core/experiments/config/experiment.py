@@ -9,19 +9,20 @@ from pydantic import Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config.ablation import WHOLE, AblationKeys
 from dynaquant_core.experiments.config.parts import (
     DataSection,
     Evaluation,
     ModelSection,
     OptimizerSection,
 )
-from dynaquant_core.experiments.config.section import Count, Number, Section
+from dynaquant_core.experiments.config.section import Count, Number
 from dynaquant_core.experiments.failures import failure_steps
 
 __all__ = ["Experiment", "validate"]
 
 #: The data that each model reads.
-DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar"}
+DATA_OF = {"char_gpt": "text", "resnet": "cifar", "vit": "cifar", "vgg": "cifar", "mobilenet": "cifar"}
 
 #: Dotted key -> the values it takes; every combination is a run.
 Crossing = dict[str, list[Any]]
@@ -61,18 +62,19 @@ def _crossing(value: Any) -> Crossing:
     for key, values in value.items():
         if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise ValueError(f"{key!r} needs a list of values, got {values!r}")
-        if key.partition(".")[0] in {"name", "output", "grid", "kind", "seeds"}:
+        if key.partition(".")[0] in WHOLE:
             raise ValueError(f"{key!r} belongs to the whole experiment and cannot be varied")
     return dict(value)
 
 
-class Experiment(Section):
+class Experiment(AblationKeys):
     """One YAML file: what to train, how to save it, when to kill it.
 
     Args:
         name: of the experiment, and of its output folder.
         kind: ``train``: each run trains, and saves meanwhile; ``replay``: a run's exact states are recorded
-            once, and each run saves those.
+            once, and each run saves those; ``ablate``: either of them along one axis.
+        axis, of, measure, time_limit, fix, search: see `config.ablation`.
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
@@ -92,7 +94,7 @@ class Experiment(Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    kind: Literal["train", "replay"] = "train"
+    kind: Literal["train", "replay", "ablate"] = "train"
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection = OptimizerSection()
@@ -123,12 +125,12 @@ class Experiment(Section):
         if self.seeds is not None and "seed" in self.model_fields_set:
             raise ValueError("give seed or seeds, not both")
         failures = failure_steps(self.failures, self.steps, self.checkpoint_every)
-        if failures and self.kind == "replay":
+        if failures and self.replays:
             raise ValueError(
                 f"a replay trains nothing that could fail, so failures must be 0, not {self.failures!r}; "
                 f"use kind: train"
             )
-        if self.as_restored and self.kind == "train":
+        if self.as_restored and not self.replays:
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
         return self
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.kinds.ablate import Ablate
 from dynaquant_core.experiments.kinds.base import Kind
 from dynaquant_core.experiments.kinds.replay import Replayed
 from dynaquant_core.experiments.kinds.train import Train
 
 __all__ = ["KINDS", "kind_of"]
 
-KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed()}
+KINDS: dict[str, Kind] = {"train": Train(), "replay": Replayed(), "ablate": Ablate()}
 
 
 def kind_of(run: Experiment) -> Kind:

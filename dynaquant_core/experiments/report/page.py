@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from dynaquant_core.experiments.price import prices
+from dynaquant_core.experiments.report.ablation import ablation_parts
 from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_line
 from dynaquant_core.experiments.report.seeds import seed_rows
 from dynaquant_core.experiments.report.table import Row, checkpoint_rows, restore_rows, summary
@@ -27,19 +28,26 @@ pre { background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px; }
 """
 
 
-def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | None = None) -> str:
+def page(
+    results: Results,
+    plots: Sequence[Mapping[str, bytes]],
+    price: bytes | None = None,
+    ablation: Mapping[str, bytes] | None = None,
+) -> str:
     """The page as text.
 
     Args:
         results: what to show.
         plots: for each run, plot name -> PNG; empty where there are none.
         price: plot of what restores cost, PNG.
+        ablation: name -> PNG of an ablation's sections.
     """
     name = escape(str(results.data["config"]["name"]))
     runs = results.data["runs"]
     body = [f"<h1>{name}</h1>", _table(summary(results))]
     together = seed_rows(runs)
     body += ["<h2>Mean and spread over seeds</h2>", _table(together)] if together else []
+    body += _ablation(runs, ablation or {})
     body += _price(results, price)
     for index, (run, images) in enumerate(zip(runs, plots, strict=True)):
         body.append(_run(index, run, images))
@@ -52,6 +60,16 @@ def page(results: Results, plots: Sequence[Mapping[str, bytes]], price: bytes | 
         + "\n".join(body)
         + "\n</body></html>\n"
     )
+
+
+def _ablation(runs: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]) -> list[str]:
+    """Figures against the axis, and what else was measured; nothing in other kinds."""
+    body = []
+    for part in ablation_parts(runs):
+        body += [f"<h2>{escape(part.title)}</h2>", f"<p>{escape(part.words)}</p>"]
+        body += [_image(part.title, images[part.name])] if part.name in images else []
+        body.append(_table(part.rows))
+    return body
 
 
 def _price(results: Results, png: bytes | None) -> list[str]:

@@ -40,6 +40,6 @@ def seed_rows(runs: Sequence[Run]) -> list[Row]:
 
 def _row(run: Run, seeds: Sequence[int], numbers: Mapping[str, Figure | None]) -> Row:
     told = {title: figure_text(numbers[name], form) for title, (name, form) in COLUMNS.items()}
-    kills = {} if run["kind"] == "replay" else {"kills": str(len(run["failures"]))}
+    kills = {} if (run.get("of") or run["kind"]) == "replay" else {"kills": str(len(run["failures"]))}
     named = {"method": setting_label(run), "threshold": percent(run["threshold"]), "seeds": str(len(seeds))}
     return {**named, **kills, **told}

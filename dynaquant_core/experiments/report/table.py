@@ -24,7 +24,7 @@ def summary(results: Results) -> list[Row]:
         []
     """
     rows = {"train": _trained_row, "replay": _replayed_row}
-    return [rows[run["kind"]](index, run) for index, run in enumerate(results.data["runs"])]
+    return [rows[run.get("of") or run["kind"]](index, run) for index, run in enumerate(results.data["runs"])]
 
 
 def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
