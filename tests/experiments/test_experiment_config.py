@@ -48,7 +48,7 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("grid={threshold: 0.1}", r"grid: 'threshold' needs a list of values"),
         ("grid={output: [a, b]}", r"grid: 'output' belongs to the whole experiment"),
         ("name=../up", r"name: "),
-        ("kind=transfer", r"kind: expected 'train' or 'replay', got 'transfer'"),
+        ("kind=other", r"kind: expected 'train', 'replay'.* got 'other'"),
     ],
 )
 def test_a_bad_value_is_named_with_its_key(tiny_file: Path, override: str, message: str) -> None:

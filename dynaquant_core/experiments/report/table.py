@@ -45,11 +45,16 @@ def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
 
 def _replayed_row(index: int, run: Mapping[str, Any]) -> Row:
     numbers = figures(run)
-    return {
+    named = {
         "run": str(index + 1),
         "method": setting_label(run),
         "seed": str(run["seed"]),
         "threshold": percent(run["threshold"]),
+    }
+    if run.get("measure") == "bins":  # nothing was stored
+        return named | {"bins": number(numbers["bins"], digits=1)}
+    return {
+        **named,
         **_stored(run),
         "degradation": percent(numbers["degradation_mean"], signed=True),
         "worst": percent(numbers["degradation_max"], signed=True),
