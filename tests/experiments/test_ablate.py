@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments import Progress, Results, ablation_parts, run_experiment, shipped_configs
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.figures import figures
 from dynaquant_core.experiments.narrow import method_of, narrowed
+from dynaquant_core.experiments.report.ablation import axis_rows
 from dynaquant_core.methods.registry import resolve_method
 from tests.experiments.conftest import enter_workplace, tiny_settings
 
@@ -87,17 +91,29 @@ def test_a_grown_axis_runs_what_is_new_and_a_shrunk_one_is_refused(searched: Res
 
 
 def test_trained_runs_show_what_the_axis_costs_in_the_end(workplace: Path) -> None:
-    failures = settings(of="train", restores="swap", axis=axis("failures", 0, 1), seeds=[0, 1])
+    failures = settings(of="train", restores="swap", axis=axis("failures", 0, 1))
     Path("tiny.yaml").write_text(yaml.safe_dump(failures | {"steps": 12, "checkpoint_every": 4}), "utf-8")
     runs = run_experiment("tiny.yaml").data["runs"]
-    assert [(run["axis"]["value"], run["seed"], len(run["restores"])) for run in runs] == [
-        (0, 0, 0), (0, 1, 0), (1, 0, 1), (1, 1, 1),
-    ]  # fmt: skip
+    assert [(run["axis"]["value"], len(run["restores"])) for run in runs] == [(0, 0), (1, 1)]
     (part,) = ablation_parts(runs)
-    assert [(row["failures"], row["seeds"]) for row in part.rows] == [("0", "2"), ("1", "2")]
-    assert part.rows[0]["final degradation"].startswith("+0.00% ± 0.00%")
-    cost = [run["final"]["relative_degradation"] for run in runs[2:]]
-    assert part.rows[1]["final degradation"].startswith(f"{sum(cost) / 2:+.2%} ± ")
+    assert [row["failures"] for row in part.rows] == ["0", "1"]
+    costs = [run["final"]["relative_degradation"] for run in runs]
+    assert costs[0] == 0.0
+    assert [row["final degradation"] for row in part.rows] == [f"{cost:+.2%}" for cost in costs]
+
+
+def test_seeds_are_put_together_and_settings_kept_apart(searched: Results) -> None:
+    one = searched.data["runs"][0]
+    other = copy.deepcopy(one) | {"seed": 1}
+    for entry, change in zip(other["checkpoints"], (0.02, 0.04), strict=True):
+        entry["degradation"]["search"] = one["checkpoints"][0]["degradation"]["search"] + change
+    tighter = copy.deepcopy(one) | {"threshold": 0.01}
+    first, second = axis_rows([one, tighter, other])
+    assert (first["setting"], first["seeds"]) == ("5.0%", "2")
+    assert (second["setting"], second["seeds"]) == ("1.0%", "1")
+    means = [figures(run)["degradation_mean"] for run in (one, other)]
+    spread = statistics.stdev(means)
+    assert first["degradation"] == f"{sum(means) / 2:+.2%} ± {spread:.2%}"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaquant_core.coding.registry import codec_by_name
@@ -29,6 +29,7 @@ from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.search.quality import Quality, degradation
 from tests.experiments.conftest import enter_workplace, tiny_settings
 
+EXAMPLES = settings(max_examples=60, deadline=None)
 AXIS = "axis={key: threshold, values: [0.05]}"
 
 
@@ -53,6 +54,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 codes = st.lists(st.integers(0, 9), min_size=1, max_size=400).map(lambda found: np.array(found, np.uint8))
 
 
+@EXAMPLES
 @given(codes, st.randoms(use_true_random=False), st.booleans())
 def test_sizes_are_those_of_payloads_that_decode(now: Any, random: Any, based: bool) -> None:
     before = now.copy()
@@ -98,6 +100,7 @@ def test_ours_and_the_side_are_what_the_files_hold(here: Path) -> None:
     assert (path.parent / "plots" / "coders-0.png").exists()
 
 
+@EXAMPLES
 @given(
     st.lists(st.integers(2, 256), min_size=1, max_size=60, unique=True),
     st.integers(1, 300),
@@ -115,6 +118,7 @@ def test_where_more_bins_are_never_worse_it_is_the_fewest(ladder: Any, needed: i
     assert found.point == ((brute[0], places - 1) if brute else None)
 
 
+@EXAMPLES
 @given(st.sets(st.integers(2, 40)))
 def test_whatever_the_surface_the_next_smaller_number_does_not_do(good: set[int]) -> None:
     found = fewest_bins({bins: [bins] for bins in range(2, 41)}, lambda b, _: b in good, lambda: True)
@@ -151,11 +155,11 @@ def test_every_number_of_bins_that_a_method_takes_is_tried(method: str, axis: st
 
 @pytest.mark.usefixtures("one_thread")
 def test_fewest_bins_of_real_checkpoints_and_a_run_that_goes_on(here: Path) -> None:
-    settings = ["measure=bins", "axis={key: threshold, values: [0.0005]}", "output=binned"]
-    results = run_experiment("tiny.yaml", settings)
+    overrides = ["measure=bins", "axis={key: threshold, values: [0.0005]}", "output=binned"]
+    results = run_experiment("tiny.yaml", overrides)
     (run,) = results.data["runs"]
     assert [entry["step"] for entry in run["bins"]] == [10, 20, 30]
-    (settled,) = expand(load_experiment("tiny.yaml", settings))
+    (settled,) = expand(load_experiment("tiny.yaml", overrides))
     trainer = Trainer(settled)
     (folder,) = Path("runs/.recordings").iterdir()
     for entry in run["bins"]:
@@ -167,7 +171,7 @@ def test_fewest_bins_of_real_checkpoints_and_a_run_that_goes_on(here: Path) -> N
             assert kept[entry["bins"]]
             assert entry["bins"] == 2 or not kept[entry["bins"] - 1]
     assert any(entry["bins"] for entry in run["bins"])
-    assert_goes_on(results, settings)
+    assert_goes_on(results, overrides)
 
 
 def meets(folder: Path, step: int, bins: int, trainer: Trainer) -> bool:
@@ -194,12 +198,12 @@ def meets(folder: Path, step: int, bins: int, trainer: Trainer) -> bool:
     return False
 
 
-def assert_goes_on(results: Results, settings: list[str]) -> None:
+def assert_goes_on(results: Results, overrides: list[str]) -> None:
     """Cuts the diary after its first checkpoint: the others are measured again, that one is not."""
     (run,), diary = results.data["runs"], results.path.parent / "run-0" / "events.jsonl"
     first = events.find(events.read(diary), "bins")[0]
     diary.write_text(json.dumps({**first, "seconds": 1234.5}) + "\n", encoding="utf-8")
-    (again,) = run_experiment("tiny.yaml", settings).data["runs"]
+    (again,) = run_experiment("tiny.yaml", overrides).data["runs"]
     assert again["bins"][0]["seconds"] == 1234.5
     for one, other in zip(run["bins"], again["bins"], strict=True):
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
