@@ -10,6 +10,7 @@ from dynaquant_core.experiments.price import Run, method_label
 from dynaquant_core.experiments.report.table import Row, percent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 __all__ = ["bins_rows", "bins_text", "coder_ratios", "coder_rows", "draw_bins", "draw_coders"]
@@ -49,7 +50,15 @@ def draw_coders(canvas: Canvas, runs: Sequence[Run]) -> None:
             axes.plot([entry["step"] for entry in entries], ratios, "o-", label=coder)
         axes.set(xlabel="step", ylabel="raw / stored", title=f"Ratio of each checkpoint: {title}")
         axes.set_yscale("log")
+        _plain_numbers(axes)
     axes.legend(frameon=False, fontsize="small")
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """Numbers as they are read, where a logarithmic axis would write powers."""
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis="y", which="both", labelsize="small")
 
 
 def bins_text(entries: Sequence[Any]) -> str:
@@ -91,6 +100,7 @@ def draw_bins(canvas: Canvas, runs: Sequence[Run]) -> None:
             axes.plot([step for step, _ in points], [bins for _, bins in points], "o", label=" ".join(name))
         axes.set(xlabel="step", title=f"threshold {percent(threshold, digits=1)}")
         axes.set_yscale("log", base=2)
+        _plain_numbers(axes)
     panels[0].set_ylabel("bins")
     panels[-1].legend(frameon=False, fontsize="x-small")
 
