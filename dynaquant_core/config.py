@@ -15,11 +15,12 @@ from dynaquant_core.errors import ConfigError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "LatticeConfig", "Metric", "Scale"]
+__all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "LatticeConfig", "Metric", "PruneScope", "Scale"]
 
 MAX_BINS = 64
 
 Metric = Literal["magnitude", "sensitivity"]
+PruneScope = Literal["layer_type", "tensor", "global"]
 Bins = int | Literal["bf16", "exact"]
 Scale = float | Literal["bf16", "exact"]
 
@@ -147,6 +148,8 @@ class DynaQuantOptions(FrozenSettings):
             (0 refits at every checkpoint, as the paper does).
         after_restore: codes of a run that began from a checkpoint: ``"dither"`` draws one of the two nearest
             centres, so that the next restore loses no movement (ours); ``"nearest"`` goes on as before.
+        prune_scope: which weights share a pruning threshold: those of a ``"layer_type"`` (published), of a
+            ``"tensor"``, or ``"global"``: all.  Embeddings are pruned in none.
         profile: ``None``, or ``"paper"``: every choice above as published.
 
     Raises:
@@ -166,6 +169,7 @@ class DynaQuantOptions(FrozenSettings):
     energy_cap: float = 0.02
     frozen_slack: float = 0.05
     after_restore: Literal["dither", "nearest"] = "dither"
+    prune_scope: PruneScope = "layer_type"
     profile: Literal["paper"] | None = None
 
     def __post_init__(self) -> None:
@@ -179,6 +183,7 @@ class DynaQuantOptions(FrozenSettings):
         require_choice(owner, "codebook_scope", self.codebook_scope, ("auto", "tensor", "global"))
         require_choice(owner, "sketch", self.sketch, ("bits", "log"))
         require_choice(owner, "after_restore", self.after_restore, ("dither", "nearest"))
+        require_choice(owner, "prune_scope", self.prune_scope, get_args(PruneScope))
         require_number(owner, "sigma", self.sigma, 0.0, 1.0)
         require_number(owner, "energy_cap", self.energy_cap, 0.0, 1.0)
         require_number(owner, "frozen_slack", self.frozen_slack, 0.0, 1.0)
@@ -188,12 +193,13 @@ class DynaQuantOptions(FrozenSettings):
     def as_dict(self) -> dict[str, Any]:
         """The options as JSON-ready data; ``DynaQuantOptions.from_dict`` takes it back.
 
-        ``after_restore`` says nothing to a reader and is younger than many files; so it is left out where it
-        is what the profile has anyway, and chains written before it go on.
+        ``after_restore`` and ``prune_scope`` say nothing to a reader and are younger than many files; so they
+        are left out where they are what the profile has anyway, and chains written before them go on.
         """
         data = asdict(self)
-        usual = PAPER_PROFILE["after_restore"] if self.profile == "paper" else "dither"
-        return {key: value for key, value in data.items() if key != "after_restore" or value != usual}
+        younger = {"after_restore": "dither", "prune_scope": "layer_type"}
+        usual = {**younger, **(PAPER_PROFILE if self.profile == "paper" else {})}
+        return {key: value for key, value in data.items() if key not in younger or value != usual[key]}
 
 
 #: What ``profile="paper"`` fixes (paper sec. 4, 6, A.1, A.2).
@@ -206,6 +212,7 @@ PAPER_PROFILE: Mapping[str, Any] = {
     "energy_cap": 1.0,
     "frozen_slack": 0.0,
     "after_restore": "nearest",
+    "prune_scope": "layer_type",
 }
 
 

@@ -10,7 +10,14 @@ import typer
 from dynaquant_core.cli.messages import raise_volume
 from dynaquant_core.cli.output import Json, emit, print_table, write_line
 from dynaquant_core.cli.progress import Watch, watching
-from dynaquant_core.experiments import Progress, run_experiment, seed_rows, spread_lines, summary
+from dynaquant_core.experiments import (
+    Progress,
+    ablation_parts,
+    run_experiment,
+    seed_rows,
+    spread_lines,
+    summary,
+)
 
 __all__ = ["run"]
 
@@ -36,6 +43,8 @@ def run(
     print_rows(config, summary(results))
     if together := seed_rows(results.data["runs"]):
         print_rows("mean and spread over seeds", together)
+    for part in ablation_parts(results.data["runs"]):
+        print_rows(part.title, part.rows)
     if len(results.data["runs"]) > 1:
         for line in spread_lines(results.data["runs"]):
             write_line(line)

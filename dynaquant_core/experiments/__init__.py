@@ -8,9 +8,18 @@ lost; `summary` turns that into the rows of a table.
 from __future__ import annotations
 
 from dynaquant_core.experiments.config import shipped_configs
-from dynaquant_core.experiments.report import seed_rows, spread_lines, summary
+from dynaquant_core.experiments.report import ablation_parts, seed_rows, spread_lines, summary
 from dynaquant_core.experiments.results import Results
 from dynaquant_core.experiments.runner import run_experiment
 from dynaquant_core.experiments.supervisor import Progress
 
-__all__ = ["Progress", "Results", "run_experiment", "seed_rows", "shipped_configs", "spread_lines", "summary"]
+__all__ = [
+    "Progress",
+    "Results",
+    "ablation_parts",
+    "run_experiment",
+    "seed_rows",
+    "shipped_configs",
+    "spread_lines",
+    "summary",
+]

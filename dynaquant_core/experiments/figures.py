@@ -26,6 +26,7 @@ __all__ = [
 WORDS = (
     "kind", "model", "parameters", "data", "method", "options", "moments", "max_chain", "threshold", "seed",
     "interval_steps", "steps", "failures", "restores", "as_restored", "point", "size",
+    "fix", "search", "axis_key", "axis_value",
 )  # fmt: skip
 
 #: Its numbers, in this order; `figures`.
@@ -34,16 +35,21 @@ NUMBERS = (
     "degradation_mean", "degradation_max", "heldout_degradation_mean", "final_value", "final_baseline",
     "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
     "training_seconds", *(f"{stage}_seconds" for stage in STAGES),
-    "rework_mean", "rework_low", "rework_high", "rework_repeats", "checkpoint_bytes",
+    "rework_mean", "rework_low", "rework_high", "rework_repeats", "checkpoint_bytes", "bins",
 )  # fmt: skip
 
 
 def words(run: Run) -> dict[str, Any]:
-    """What names a run, by `WORDS`; options as JSON, failures and restores counted."""
+    """What names a run, by `WORDS`; mappings and what varies as JSON, failures and restores counted."""
     told = {name: run.get(name) for name in WORDS}
     told["options"] = json.dumps(run["options"], sort_keys=True)
     told["point"] = None if run.get("point") is None else json.dumps(run["point"], sort_keys=True)
     told["size"] = (run.get("rework") or {}).get("size")
+    told["fix"], told["search"] = (
+        json.dumps(run.get(name, usual), sort_keys=True) for name, usual in (("fix", {}), ("search", True))
+    )
+    if axis := run.get("axis"):
+        told |= {"axis_key": axis["key"], "axis_value": json.dumps(axis["value"], sort_keys=True)}
     return told | {"failures": len(run["failures"]), "restores": len(run["restores"])}
 
 
@@ -88,6 +94,8 @@ def figures(run: Run) -> dict[str, float | None]:
     if run["kind"] == "rework":  # it has no list of checkpoints that could be counted
         counted = ("checkpoints", "met", "keys", "evaluations")
         numbers |= dict.fromkeys((*counted, *(f"{stage}_seconds" for stage in STAGES)))
+    bins = [entry["bins"] for entry in run.get("bins", [])]
+    numbers["bins"] = None if None in bins else _mean(bins)
     return {name: numbers[name] for name in NUMBERS}
 
 
@@ -131,8 +139,10 @@ def model_label(run: Run) -> str:
 
 
 def setting_label(run: Run) -> str:
-    """A method's name and options, and the moments' policy where it is not the usual one."""
+    """A method's name and options, what its search is held to, and a policy of moments that is not usual."""
     label = method_label(run)
+    label += "".join(f", {name} {value}" for name, value in run.get("fix", {}).items())
+    label += "" if run.get("search", True) is True else f", search {run['search']}"
     return label if run["moments"] in {"8bit", None} else f"{label}, moments {run['moments']}"
 
 

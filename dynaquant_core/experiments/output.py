@@ -66,7 +66,9 @@ def _must_hold(folder: Path, experiment: Experiment) -> None:
         return
     found, now = {} if before is None else _settings(before), _settings(experiment)
     differing = [key for key in sorted(found.keys() | now.keys()) if found.get(key) != now.get(key)]
-    grown = "a grid may gain runs but lose none; " if {"grid", "seed", "seeds"}.issuperset(differing) else ""
+    grows = {"axis", "grid", "seed", "seeds"}.issuperset(differing)
+    grown = "a grid may gain runs but lose none; " if grows else ""
+
     raise ExperimentError(
         f"output: {folder} holds results of another config (different: {', '.join(differing)}); "
         f"{grown}give another folder with output=PATH, or remove it."

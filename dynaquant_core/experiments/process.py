@@ -25,9 +25,9 @@ from pathlib import Path
 
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.experiments import events
+from dynaquant_core.experiments.ablation.replays import REPLAYS
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life, say
-from dynaquant_core.experiments.replay import Replay
 from dynaquant_core.experiments.rework import run as rework
 from dynaquant_core.experiments.tape import alone
 from dynaquant_core.experiments.transfer import Transfer
@@ -44,7 +44,7 @@ def work(job: Job, halt: int | None) -> None:
     elif job.experiment.kind == "transfer" and job.saves:
         Transfer(job).run()
     elif job.recording is not None:
-        Replay(job).run()
+        REPLAYS[job.experiment.measure](job).run()
     elif job.records:
         with alone(job.folder, lambda: say({"event": "waiting"})):
             if not events.find(events.read(job.diary), "final"):  # another one may have finished it

@@ -15,6 +15,7 @@ from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
 from dynaquant_core.experiments.measures import MovementWatch
+from dynaquant_core.experiments.narrow import method_of
 from dynaquant_core.experiments.recording import WINDOW
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.methods.registry import resolve_method
@@ -51,10 +52,10 @@ class Recorder:
             trainer.optimizer,
             scheduler=trainer.scheduler,
             every=experiment.checkpoint_every,
-            evaluate=lambda: trainer.quality(trainer.data.search),
+            evaluate=None if experiment.search is not True else lambda: trainer.quality(trainer.data.search),
             threshold=experiment.threshold,
             mode=experiment.evaluate.mode,
-            method=resolve_method(experiment.method),  # the one that the results name
+            method=method_of(experiment),  # the one that the results name
             moments=experiment.moments,
             exact=tuple(experiment.exact),
             window=WINDOW,

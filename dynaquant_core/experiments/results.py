@@ -126,6 +126,8 @@ def _saved(experiment: Experiment, diary: Sequence[Event], seconds: float) -> di
         "kind": experiment.kind,
         "method": method.name,
         "options": method.options(),
+        "fix": experiment.fix,
+        "search": experiment.search,
         "seed": experiment.seed,
         "threshold": experiment.threshold,
         "interval_steps": experiment.checkpoint_every,

@@ -20,6 +20,7 @@ from dynaquant_core.experiments.environment import environment
 from dynaquant_core.experiments.job import write_json
 from dynaquant_core.experiments.kinds.base import Planned
 from dynaquant_core.experiments.kinds.registry import kind_of
+from dynaquant_core.experiments.narrow import method_of
 from dynaquant_core.experiments.output import claim, run_folders
 from dynaquant_core.experiments.pretraining import content
 from dynaquant_core.experiments.report import write_report, write_table
@@ -27,7 +28,6 @@ from dynaquant_core.experiments.results import FORMAT, Results
 from dynaquant_core.experiments.supervisor import Progress, Report, Watcher
 from dynaquant_core.experiments.tasks import folder_job, grid_tasks
 from dynaquant_core.methods.moments import moments_method
-from dynaquant_core.methods.registry import resolve_method
 
 __all__ = ["run_experiment"]
 
@@ -90,7 +90,7 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
     """Everything that can be refused before hours of training; returns a digest of what each run reads."""
     known: dict[tuple[str, str], str] = {}
     for run in runs:
-        resolve_method(run.method)
+        method_of(run)
         moments_method(run.moments)
         key = _read_by(run)
         if key not in known:

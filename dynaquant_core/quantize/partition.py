@@ -1,8 +1,9 @@
 """Thresholds of all tensors of a model from their sketches (paper sec. 4.2).
 
 Protection: one threshold per metric over all non-embedding weights together, and one over the embeddings.
-Pruning: one threshold per layer type; embeddings are never pruned; a tensor never loses more than a share of
-its own energy to the threshold it shares (ours: a small tensor among large ones would lose everything).
+Pruning: one threshold per layer type (or tensor, or one for all); embeddings are never pruned; a tensor never
+loses more than a share of its own energy to the threshold it shares (ours: a small tensor among large ones
+would lose everything).
 
 Guarantees, ties included: each protection rule takes at most its share and falls short of it by less than the
 weights of one bucket; so does pruning, whatever the distribution.
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dynaquant_core.config import Metric
+from dynaquant_core.config import Metric, PruneScope
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.quantize.cut import NO_CUT, Cut
 from dynaquant_core.quantize.sketch import Sketch
@@ -114,6 +115,7 @@ def cuts(
     prune: float,
     prune_metric: Metric = "magnitude",
     energy_cap: float = 0.02,
+    prune_scope: PruneScope = "layer_type",
 ) -> dict[str, Cut]:
     """Thresholds of every tensor (paper 4.2).
 
@@ -126,6 +128,7 @@ def cuts(
         prune: share F_prun, in [0, 1).
         prune_metric: what pruning goes by.
         energy_cap: see `capped`.
+        prune_scope: who shares a pruning threshold: tensors of a type (the paper's), nobody, or all.
 
     Returns:
         One `Cut` per name in ``magnitudes``.
@@ -140,7 +143,8 @@ def cuts(
         )
     scores = {name: sketch for name, (sketch, _) in sensitivities.items()}
     protections = protection_cuts(magnitudes, scores, layer_types, protect)
-    prunings = pruning_cuts(magnitudes if prune_metric == "magnitude" else scores, layer_types, prune)
+    groups = {name: _group(name, kind, prune_scope) for name, kind in layer_types.items()}
+    prunings = pruning_cuts(magnitudes if prune_metric == "magnitude" else scores, groups, prune)
     done = {}
     for name, (by_magnitude, by_sensitivity) in protections.items():
         if prune_metric == "magnitude":
@@ -168,13 +172,18 @@ def protection_cuts(
     return {name: found[name] for name in magnitudes}
 
 
-def pruning_cuts(
-    scores: Mapping[str, Sketch], layer_types: Mapping[str, str], share: float
-) -> dict[str, float]:
-    """Threshold on the metric of every tensor: one per layer type, none for embeddings."""
+def _group(name: str, kind: str, scope: PruneScope) -> str:
+    """What a tensor's pruning threshold is shared within; embeddings stay apart."""
+    if kind == "embedding":
+        return kind
+    return {"layer_type": kind, "tensor": f"tensor {name}", "global": "all"}[scope]
+
+
+def pruning_cuts(scores: Mapping[str, Sketch], groups: Mapping[str, str], share: float) -> dict[str, float]:
+    """Threshold on the metric of every tensor: one per group (a layer type, usually), none for embeddings."""
     found: dict[str, float] = {}
-    for kind in {layer_types[name] for name in scores} - {"embedding"}:
-        names = [name for name in scores if layer_types[name] == kind]
+    for group in {groups[name] for name in scores} - {"embedding"}:
+        names = [name for name in scores if groups[name] == group]
         threshold = pruning_threshold([scores[name] for name in names], share)
         found |= dict.fromkeys(names, threshold)
     return found

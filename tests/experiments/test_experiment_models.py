@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaquant_core.errors import ExperimentError
+from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.parts import OptimizerSection
 from dynaquant_core.experiments.models import build
@@ -24,6 +24,11 @@ from dynaquant_core.experiments.trainer import Trainer
         ("resnet_cifar", 10, 1.1e6, 1.3e6),
         ("vit_cifar", 10, 0.9e6, 1.1e6),
         ("quickstart", 96, 0.4e6, 0.8e6),
+        ("ablation/bins_resnet", 10, 0.25e6, 0.35e6),
+        ("ablation/bins_vgg", 10, 0.35e6, 0.45e6),
+        ("ablation/bins_mobilenet", 10, 0.25e6, 0.35e6),
+        ("ablation/bins_vit", 10, 0.9e6, 1.1e6),
+        ("ablation/bins_gpt", 65, 0.9e6, 1.1e6),
     ],
 )
 def test_shipped_models_have_the_sizes_they_promise(
@@ -37,6 +42,33 @@ def test_most_of_the_resnet_sits_in_its_late_stages() -> None:
     sizes = {name: p.numel() for name, p in build(load_experiment("resnet_cifar"), 10).named_parameters()}
     late = sum(size for name, size in sizes.items() if name.startswith(("blocks.3", "blocks.4")))
     assert late > 0.9 * sum(sizes.values())
+
+
+def test_vgg_and_mobilenet_are_made_of_what_they_are_known_for() -> None:
+    images = torch.randn(3, 3, 32, 32)
+    vgg, mobile = (build(load_experiment(f"ablation/bins_{name}"), 10) for name in ("vgg", "mobilenet"))
+    for model in (vgg, mobile):
+        logits = model(images)
+        assert logits.shape == (3, 10)
+        logits.sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    convolutions = [layer for layer in vgg.modules() if isinstance(layer, torch.nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [16, 32, 64, 64, 128, 128]
+    assert vgg.hidden[1].weight.numel() > 0.3 * sum(p.numel() for p in vgg.parameters())
+    depthwise = [
+        layer for layer in mobile.modules() if isinstance(layer, torch.nn.Conv2d) and layer.groups > 1
+    ]
+    assert len(depthwise) == 7
+    assert all(layer.groups == layer.in_channels == layer.out_channels for layer in depthwise)
+    assert sum(block.joins for block in mobile.blocks) == 4
+
+
+def test_a_mobilenet_and_a_vgg_need_a_depth_for_each_width() -> None:
+    for name in ("vgg", "mobilenet"):
+        with pytest.raises(ConfigError, match="2 depths for 4 widths; give one for each"):
+            load_experiment(f"ablation/bins_{name}", ["model.depths=[1, 2]"])
+        experiment = load_experiment(f"ablation/bins_{name}", ["model.depths=1", "model.widths=[8, 16]"])
+        assert build(experiment, 7)(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
 
 
 def test_a_character_sees_only_those_before_it() -> None:

@@ -270,13 +270,15 @@ def test_a_restore_changes_nothing_under_the_published_profile(chain):
 
 
 def test_options_of_files_written_before_are_those_of_today():
-    assert "after_restore" not in DynaQuant().options()
-    assert "after_restore" not in DynaQuant(profile="paper").options()
+    for younger in ("after_restore", "prune_scope"):
+        assert younger not in DynaQuant().options()
+        assert younger not in DynaQuant(profile="paper").options()
     assert DynaQuant(after_restore="nearest").options()["after_restore"] == "nearest"
     for options in (
         DynaQuantOptions(),
         DynaQuantOptions(profile="paper"),
         DynaQuantOptions(after_restore="nearest"),
+        DynaQuantOptions(prune_scope="tensor"),
     ):
         assert DynaQuantOptions.from_dict(options.as_dict()) == options
     assert DynaQuantOptions(profile="paper").after_restore == "nearest"

@@ -185,3 +185,23 @@ def test_a_tensor_without_gradient_keeps_the_rules_that_need_none():
     codes = model.codes(protect=0.01, prune=0.3, prune_metric="sensitivity")
     assert set(codes["frozen"]) == {1, 2}
     assert set(codes["a"]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("metric", ["magnitude", "sensitivity"])
+def test_a_pruning_threshold_is_shared_by_a_type_or_by_nobody_or_by_all(metric):
+    """Tensors of four scales in two types, beside an embedding, which no scope prunes."""
+    scales = {"a": 0.1, "b": 1.0, "c": 10.0, "d": 100.0, "e": 0.01}
+    tensors = {name: tensor(seed=number, scale=scale) for number, (name, scale) in enumerate(scales.items())}
+    types = {"a": "linear", "b": "linear", "c": "convolution", "d": "convolution", "e": "embedding"}
+    model = Model(tensors, {name: torch.ones_like(values) for name, values in tensors.items()}, types)
+    pruned = {}
+    for scope in ("layer_type", "tensor", "global"):
+        codes = model.codes(prune=0.4, prune_metric=metric, energy_cap=1.0, prune_scope=scope)
+        pruned[scope] = {name: float((found == 0).mean()) for name, found in codes.items()}
+        assert pruned[scope]["e"] == 0
+    assert all(0.38 < pruned["tensor"][name] <= 0.4 for name in "abcd")
+    by_type = pruned["layer_type"]
+    assert by_type["a"] > 0.6 > 0.2 > by_type["b"]
+    assert by_type["c"] > 0.6 > 0.2 > by_type["d"]
+    assert pruned["global"]["a"] > 0.9
+    assert pruned["global"]["d"] < 0.02

@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config.ablation import WHOLE, AblationKeys
 from dynaquant_core.experiments.config.pairs import TAGS, require_metric, require_pair
 from dynaquant_core.experiments.config.parts import (
     DataSection,
@@ -17,7 +18,7 @@ from dynaquant_core.experiments.config.parts import (
     OptimizerSection,
 )
 from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
-from dynaquant_core.experiments.config.section import Count, Number, Section
+from dynaquant_core.experiments.config.section import Count, Number
 from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.failures import failure_steps
 
@@ -61,19 +62,21 @@ def _crossing(value: Any) -> Crossing:
     for key, values in value.items():
         if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise ValueError(f"{key!r} needs a list of values, got {values!r}")
-        if key.partition(".")[0] in {"name", "output", "grid", "kind", "seeds"}:
+        if key.partition(".")[0] in WHOLE:
             raise ValueError(f"{key!r} belongs to the whole experiment and cannot be varied")
     return dict(value)
 
 
-class Experiment(Section):
+class Experiment(AblationKeys):
     """One YAML file: what to train, how to save it, when to kill it.
 
     Args:
         name: of the experiment, and of its output folder.
         kind: ``train``: each run trains, and saves meanwhile; ``replay``: a run's exact states are recorded
             once, and each run saves those; ``transfer``: a pre-trained model is compressed once, and each run
-            is fine-tuned from that; ``rework``: one run fails many times, and its way back is counted.
+            is fine-tuned from that; ``ablate``: trainings or replays along one axis; ``rework``: one run
+            fails many times, and its way back is counted.
+        axis, of, measure, time_limit, fix, search: see `config.ablation`.
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
@@ -95,7 +98,7 @@ class Experiment(Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    kind: Literal["train", "replay", "transfer", "rework"] = "train"
+    kind: Literal["train", "replay", "transfer", "ablate", "rework"] = "train"
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection = OptimizerSection()
@@ -127,12 +130,12 @@ class Experiment(Section):
         if self.seeds is not None and "seed" in self.model_fields_set:
             raise ValueError("give seed or seeds, not both")
         failures = failure_steps(self.failures, self.steps, self.checkpoint_every)
-        if failures and self.kind == "replay":
+        if failures and self.replays:
             raise ValueError(
                 f"a replay trains nothing that could fail, so failures must be 0, not {self.failures!r}; "
                 f"use kind: train"
             )
-        if self.as_restored and self.kind != "replay":
+        if self.as_restored and not self.replays:
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
         own, metric = (self.rework, self.buckets), self.evaluate.metric
         problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.experiments.config.ablation import Axis
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.source import set_dotted
 
@@ -17,10 +19,10 @@ def expand(experiment: Experiment) -> list[Experiment]:
 
     A grid that is a list gives the runs of its first mapping, then those of the next; a combination that
     an earlier mapping gave already is not run again.  Each run is an `Experiment` of its own: one seed, no
-    grid.
+    grid, and of an axis its own value, which varies faster than the grid.
 
     Raises:
-        ConfigError: a combination is not valid.
+        ConfigError: a combination is not valid, or the axis is part of the grid.
     """
     crossings = experiment.grid if isinstance(experiment.grid, list) else [experiment.grid]
     runs: list[Experiment] = []
@@ -32,12 +34,25 @@ def expand(experiment: Experiment) -> list[Experiment]:
 def _crossed(experiment: Experiment, crossing: Mapping[str, list[Any]]) -> list[Experiment]:
     base = experiment.as_dict() | {"grid": {}}
     seeds = experiment.seeds or [experiment.seed]
+    axis = experiment.axis
+    varied = crossing if axis is None else _with_axis(axis, crossing)
     runs = []
-    for values in product(*crossing.values()):
+    for values in product(*varied.values()):
         data = base
-        for key, value in zip(crossing, values, strict=True):
+        for key, value in zip(varied, values, strict=True):
             data = set_dotted(data, key, value)
+        if axis is not None:
+            data = data | {"axis": {"key": axis.key, "values": [values[-1]]}}
         chosen = [data["seed"]] if "seed" in crossing else seeds
-        where = ", ".join(f"{key}={value}" for key, value in zip(crossing, values, strict=True))
-        runs += [validate(set_dotted(data, "seed", seed), f"grid {where}".strip()) for seed in chosen]
+        where = ", ".join(f"{key}={value}" for key, value in zip(varied, values, strict=True))
+        what = "grid" if crossing or axis is None else "axis"
+        runs += [validate(set_dotted(data, "seed", seed), f"{what} {where}".strip()) for seed in chosen]
     return runs
+
+
+def _with_axis(axis: Axis, crossing: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The grid with the axis as its last key."""
+    for key in crossing:
+        if key == axis.key or key.startswith(f"{axis.key}."):
+            raise ConfigError(f"axis: {axis.key!r} is set by the grid's {key!r} too; vary it in one of them.")
+    return {**crossing, axis.key: axis.values}

@@ -12,6 +12,8 @@ __all__ = ["DATA_OF", "TAGS", "require_metric", "require_pair"]
 DATA_OF: dict[str, tuple[str, ...]] = {
     "char_gpt": ("text", "bytes"),
     "resnet": ("cifar",),
+    "vgg": ("cifar",),
+    "mobilenet": ("cifar",),
     "vit": ("cifar", "image_folder"),
     "bert": ("masked",),
     "bottleneck": ("image_folder",),

@@ -38,10 +38,12 @@ __all__ = [
     "DataSection",
     "Evaluation",
     "ImageData",
+    "MobileNetModel",
     "ModelSection",
     "OptimizerSection",
     "ResNetModel",
     "TextData",
+    "VGGModel",
     "ViTModel",
 ]
 
@@ -57,18 +59,47 @@ class CharGPTModel(TransformerSize):
     width: Count = 256
 
 
-class ResNetModel(Section):
+class Stages(Section):
+    """What convolutional networks have in common: channels of each stage, layers of each (or of all)."""
+
+    widths: list[Count] = Field(min_length=1)
+    depths: Count | list[Count] = 1
+
+    @model_validator(mode="after")
+    def _a_depth_for_each_width(self) -> Stages:
+        if isinstance(self.depths, list) and len(self.depths) != len(self.widths):
+            raise ValueError(f"{len(self.depths)} depths for {len(self.widths)} widths; give one for each")
+        return self
+
+    @property
+    def counts(self) -> list[int]:
+        """Layers of each stage."""
+        return self.depths if isinstance(self.depths, list) else [self.depths] * len(self.widths)
+
+
+class ResNetModel(Stages):
     """``model: {name: resnet}``: channels of each stage, basic blocks of each (one number serves all)."""
 
     name: Literal["resnet"]
     widths: list[Count] = Field(default=[16, 32, 64, 128, 256], min_length=1)
-    depths: Count | list[Count] = 1
 
-    @model_validator(mode="after")
-    def _a_depth_for_each_width(self) -> ResNetModel:
-        if isinstance(self.depths, list) and len(self.depths) != len(self.widths):
-            raise ValueError(f"{len(self.depths)} depths for {len(self.widths)} widths; give one for each")
-        return self
+
+class VGGModel(Stages):
+    """``model: {name: vgg}``: channels of each stage, convolutions in each, width of the hidden layer."""
+
+    name: Literal["vgg"]
+    widths: list[Count] = Field(default=[16, 32, 64, 128], min_length=1, max_length=5)
+    depths: Count | list[Count] = Field(default=[1, 1, 2, 2])
+    hidden: Count = 256
+
+
+class MobileNetModel(Stages):
+    """``model: {name: mobilenet}``: channels of each stage, inverted residuals in each, their expansion."""
+
+    name: Literal["mobilenet"]
+    widths: list[Count] = Field(default=[12, 24, 48, 96], min_length=1)
+    depths: Count | list[Count] = Field(default=[1, 2, 2, 2])
+    expand: Count = 4
 
 
 class ViTModel(TransformerSize):
@@ -167,7 +198,7 @@ class Evaluation(Section):
 
 
 LanguageModel = CharGPTModel | BertModel | MiniLMModel | HFModel
-PictureModel = ResNetModel | BottleneckModel | ViTModel
+PictureModel = ResNetModel | BottleneckModel | ViTModel | VGGModel | MobileNetModel
 SmallModel = MlrModel | LeNet5Model | AlexNetModel | FactorisationModel
 LanguageData = TextData | MaskedData | ByteData | SentenceData | TokenData
 OtherData = ImageData | FolderData | DigitData | RatingsData

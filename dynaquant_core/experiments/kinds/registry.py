@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.kinds.ablate import Ablate
 from dynaquant_core.experiments.kinds.base import Kind
 from dynaquant_core.experiments.kinds.replay import Replayed
 from dynaquant_core.experiments.kinds.rework import Reworked
@@ -15,6 +16,7 @@ KINDS: dict[str, Kind] = {
     "train": Train(),
     "replay": Replayed(),
     "transfer": Transferred(),
+    "ablate": Ablate(),
     "rework": Reworked(),
 }
 

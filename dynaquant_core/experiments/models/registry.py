@@ -21,8 +21,10 @@ from dynaquant_core.experiments.config.parts import (
     SIDE,
     CharGPTModel,
     DataSection,
+    MobileNetModel,
     ResNetModel,
     TextData,
+    VGGModel,
     ViTModel,
 )
 from dynaquant_core.experiments.config.pictures import BottleneckModel, FolderData
@@ -41,8 +43,10 @@ from dynaquant_core.experiments.models.bottleneck import BottleneckNet
 from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.digits import AlexNet, LeNet5, Mlr
 from dynaquant_core.experiments.models.factorisation import Factorisation
+from dynaquant_core.experiments.models.mobilenet import MobileNet
 from dynaquant_core.experiments.models.pretrained import HF, MiniLM
 from dynaquant_core.experiments.models.resnet import ResNet
+from dynaquant_core.experiments.models.vgg import VGG
 from dynaquant_core.experiments.models.vit import ViT
 
 __all__ = ["build"]
@@ -69,6 +73,14 @@ def _vit(section: ViTModel, data: DataSection, classes: int) -> nn.Module:
         side=side,
         dropout=section.dropout,
     )
+
+
+def _vgg(section: VGGModel, data: DataSection, classes: int) -> nn.Module:  # noqa: ARG001
+    return VGG(classes, widths=section.widths, depths=section.counts, hidden=section.hidden)
+
+
+def _mobilenet(section: MobileNetModel, data: DataSection, classes: int) -> nn.Module:  # noqa: ARG001
+    return MobileNet(classes, widths=section.widths, depths=section.counts, expand=section.expand)
 
 
 def _transformer(section: CharGPTModel | BertModel, data: DataSection, classes: int) -> nn.Module:
@@ -122,6 +134,8 @@ MODELS: Final[Mapping[type[Section], Model]] = {
     ResNetModel: lambda own, _, classes: ResNet(classes, widths=own.widths, depths=own.depths),
     BottleneckModel: lambda own, _, classes: BottleneckNet(classes, widths=own.widths, depths=own.depths),
     ViTModel: _vit,
+    VGGModel: _vgg,
+    MobileNetModel: _mobilenet,
     MlrModel: lambda _own, _data, classes: Mlr(classes),
     LeNet5Model: lambda _own, _data, classes: LeNet5(classes),
     AlexNetModel: lambda own, _, classes: AlexNet(classes, width=own.width, dropout=own.dropout),

@@ -56,6 +56,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[Row]:
 
 def _row(run: Run, seeds: Sequence[int], numbers: Mapping[str, Figure | None]) -> Row:
     told = {title: figure_text(numbers[name], form) for title, (name, form) in COLUMNS.items()}
-    kills = {"kills": str(len(run["failures"]))} if run["kind"] == "train" else {}
+    trains = (run.get("of") or run["kind"]) == "train"
+    kills = {"kills": str(len(run["failures"]))} if trains else {}
     named = {"method": setting_label(run), "threshold": percent(run["threshold"]), "seeds": str(len(seeds))}
     return {**named, **kills, **told}

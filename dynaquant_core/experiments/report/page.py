@@ -11,6 +11,7 @@ from typing import Any
 
 from dynaquant_core.experiments.figures import saving
 from dynaquant_core.experiments.price import Run, prices
+from dynaquant_core.experiments.report.ablation import ablation_parts
 from dynaquant_core.experiments.report.comparison import comparison_rows
 from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_lines
@@ -63,7 +64,7 @@ def page(
     saved = saving(runs)
     body = [f"<h1>{name}</h1>", _table(summary(results)), *_comparison(saved, together)]
     body += _price(results, together)
-    body += _sections(runs, together)
+    body += [*_ablation(runs, together), *_sections(runs, together)]
     body += ["<h2>Overhead</h2>", f"<p>{OVERHEAD}</p>", _table(overhead_rows(saved))] if saved else []
     for index, (run, images) in enumerate(zip(runs, plots, strict=True)):
         if run["checkpoints"]:  # all of the others is in a section of their kind
@@ -91,6 +92,16 @@ def _comparison(runs: Sequence[Run], plots: Mapping[str, bytes]) -> list[str]:
     parts += [_image(TITLES[name], plots[name]) for name in ("tradeoff", "history") if name in plots]
     published = published_rows(runs)
     return [*parts, f"<p>{SOURCE}</p>", _table(published)] if published else parts
+
+
+def _ablation(runs: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]) -> list[str]:
+    """Figures against the axis, and what else was measured; nothing in other kinds."""
+    body = []
+    for part in ablation_parts(runs):
+        body += [f"<h2>{escape(part.title)}</h2>", f"<p>{escape(part.words)}</p>"]
+        body += [_image(part.title, images[part.name])] if part.name in images else []
+        body.append(_table(part.rows))
+    return body
 
 
 def _price(results: Results, plots: Mapping[str, bytes]) -> list[str]:

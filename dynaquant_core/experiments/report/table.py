@@ -32,7 +32,7 @@ def summary(results: Results) -> list[Row]:
     runs = results.data["runs"]
     several = len(by_model(runs)) > 1
     return [
-        ({"model": model_label(run)} if several else {}) | rows[run["kind"]](index, run)
+        ({"model": model_label(run)} if several else {}) | rows[run.get("of") or run["kind"]](index, run)
         for index, run in enumerate(runs)
     ]
 
@@ -55,11 +55,16 @@ def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
 
 def _replayed_row(index: int, run: Mapping[str, Any]) -> Row:
     numbers = figures(run)
-    return {
+    named = {
         "run": str(index + 1),
         "method": setting_label(run),
         "seed": str(run["seed"]),
         "threshold": percent(run["threshold"]),
+    }
+    if run.get("measure") == "bins":  # nothing was stored
+        return named | {"bins": number(numbers["bins"], digits=1)}
+    return {
+        **named,
         **_stored(run),
         "degradation": percent(numbers["degradation_mean"], signed=True),
         "worst": percent(numbers["degradation_max"], signed=True),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dynaquant_core.errors import DependencyError, StorageError
 from dynaquant_core.experiments.figures import saving
 from dynaquant_core.experiments.price import Run
+from dynaquant_core.experiments.report.ablation import ablation_parts
 from dynaquant_core.experiments.report.history import draw_history
 from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.report.plots import draw, png
@@ -83,6 +84,7 @@ def _wanted(runs: Sequence[Run]) -> dict[str, Plot]:
     wanted: dict[str, Plot] = {
         name: (section.plot, own) for name, (section, own) in sections_of(runs).items()
     }
+    wanted |= {part.name: (part.draw, part.runs) for part in ablation_parts(runs)}
     if len(saved) > 1:
         wanted |= {"tradeoff": (draw_tradeoff, saved), "history": (draw_history, saved)}
     if has_restores(saved):

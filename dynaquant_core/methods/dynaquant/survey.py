@@ -122,6 +122,7 @@ class Survey:
                 protect=config.protect,
                 prune_metric=config.prune_metric,
                 energy_cap=self.options.energy_cap,
+                prune_scope=self.options.prune_scope,
             )
         return self._cuts[key]
 
