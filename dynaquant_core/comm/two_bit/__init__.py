@@ -1,4 +1,4 @@
-"""Two-bit gradient compression: +t, -t or nothing is sent, the rest waits in a residual (PAPER 6).
+"""Two-bit gradient compression: +t, -t or nothing is sent, the rest waits in a residual.
 
 `register` for DDP, `LocalReducer` for replicas in one process, `Worker` and `serve` for a parameter server.
 """

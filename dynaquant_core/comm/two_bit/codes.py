@@ -3,7 +3,7 @@
 Guarantee: what an encoder held before, plus its gradient, is what the code stands for plus what it holds
 afterwards, up to the rounding of one float32 addition and one subtraction an element.
 
-Golden example (MXNet pull request 8662; PAPER 6): the codes 00 11 00 10 11 00 00 10 are the bytes 32 C2.
+Golden example (MXNet pull request 8662): the codes 00 11 00 10 11 00 00 10 are the bytes 32 C2.
 
 Example:
     >>> residual = torch.zeros(8)
@@ -83,7 +83,7 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
         UnsupportedStateError: the gradient is of another dtype, or sparse.
         StateMismatchError: residual and gradient are not of one size, or the residual is no flat float32.
 
-    Source: MXNet pull request 8662 (PAPER 6); the code 01 is ours.
+    Source: MXNet pull request 8662; the code 01 is ours.
     """
     require_floating(gradient, "a gradient")
     _require_flat(residual, gradient.numel())

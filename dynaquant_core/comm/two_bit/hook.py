@@ -44,7 +44,7 @@ def register(
         UnsupportedStateError: a parameter is of a dtype that has no two-bit codes.
         StateMismatchError: on every rank, where ranks have other settings or other parameters.
 
-    Source: MXNet pull request 8662 (PAPER 6).
+    Source: MXNet pull request 8662.
 
     Example:
         >>> import torch

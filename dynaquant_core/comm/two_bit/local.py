@@ -47,7 +47,7 @@ class LocalReducer:
         >>> twins[0].weight.grad.tolist(), twins[1].weight.grad.tolist()
         ([[1.0, -0.5]], [[1.0, -0.5]])
 
-    Source: MXNet pull request 8662 (PAPER 6).
+    Source: MXNet pull request 8662.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ class Worker:
         UnsupportedStateError: a parameter is of a dtype that has no two-bit codes.
         StateMismatchError: on every rank, where workers do not agree on what to compress.
 
-    Source: MXNet pull request 8662 (PAPER 6).
+    Source: MXNet pull request 8662.
     """
 
     def __init__(

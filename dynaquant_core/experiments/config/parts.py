@@ -17,6 +17,7 @@ from dynaquant_core.experiments.config.language import (
 )
 from dynaquant_core.experiments.config.pictures import BottleneckModel, FolderData
 from dynaquant_core.experiments.config.section import (
+    CorpusSection,
     Count,
     Number,
     Positive,
@@ -117,22 +118,15 @@ class ViTModel(TransformerSize):
         return self
 
 
-class TextData(Section):
+class TextData(CorpusSection):
     """``data: {name: text}``: characters of a file, of a folder's text files, or of the standard library.
 
     Args:
-        source: a path (tried as given, then under the data root) or ``stdlib``.
-        max_bytes: the corpus is cut after about this many bytes.
-        batch: sequences a training step.
-        context: characters a sequence.
+        source, max_bytes, batch, context: see `CorpusSection`; symbols are characters.
         search_tokens, heldout_tokens: predicted characters in each of the two fixed evaluation sets.
     """
 
     name: Literal["text"]
-    source: str
-    max_bytes: Count = 8_000_000
-    batch: Count = 16
-    context: Count = 64
     search_tokens: Count = 32_768
     heldout_tokens: Count = 32_768
 

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["Count", "Number", "Positive", "Section", "Share", "TransformerSize", "as_number", "nearest"]
+__all__ = [
+    "CorpusSection",
+    "Count",
+    "Number",
+    "Positive",
+    "Section",
+    "Share",
+    "TransformerSize",
+    "as_number",
+    "nearest",
+]
 
 
 def nearest(key: str, known: list[str]) -> str:
@@ -70,3 +80,19 @@ class TransformerSize(Section):
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         return self
+
+
+class CorpusSection(Section):
+    """What data cut from a text have in common.
+
+    Args:
+        source: a path (tried as given, then under the data root), a pattern of files, or ``stdlib``.
+        max_bytes: the corpus is cut after about this many bytes.
+        batch: sequences a training step.
+        context: symbols a sequence.
+    """
+
+    source: str
+    max_bytes: Count = 8_000_000
+    batch: Count = 16
+    context: Count = 64

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dynaquant_core.experiments.models.resnet import shortcut
+
 __all__ = ["BottleneckNet"]
 
 #: Outputs of a block, as a multiple of its width.
@@ -28,11 +30,7 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps float32[batch, inputs, h, w] to float32[batch, 4 width, h / stride, w / stride]."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ResNet"]
+__all__ = ["ResNet", "shortcut"]
 
 
 class BasicBlock(nn.Module):
@@ -23,11 +23,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+        self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps float32[batch, inputs, h, w] to float32[batch, outputs, h / stride, w / stride]."""
@@ -35,6 +31,13 @@ class BasicBlock(nn.Module):
         out = self.bn2(self.conv2(out))
         joined: Tensor = functional.relu(out + self.shortcut(x))
         return joined
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """The way around a block: nothing, or a projection where a block changes the shape (He et al., option B)."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
 
 
 class ResNet(nn.Module):
