@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The way around a block: nothing, or a projection where a block changes the shape (He et al., option B)."""
+    """The way around a block: nothing, or a projection where the shape changes (He et al. 2016, option B)."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
