@@ -190,15 +190,17 @@ def test_the_axis_crosses_with_the_grid_and_varies_faster() -> None:
 
 def test_the_shipped_ablations_are_sound() -> None:
     names = [name for name in shipped_configs() if name.startswith("ablation/")]
-    assert len(names) == 25
+    assert {name for name in names if "bins_" in name} == {
+        f"ablation/bins_{model}" for model in ("resnet", "vgg", "mobilenet", "vit", "bert", "gpt")
+    }
     for name in names:
         runs = expand(load_experiment(name))
         for run in runs:
             method_of(run)
             assert (run.kind, run.steps) == ("ablate", 1000)
             images = run.data.name == "cifar"
-            sizes = (run.data.search_images, run.data.heldout_images) if images else (1000, 2000)
-            assert sizes == (1000, 2000)
+            assert not images or (run.data.search_images, run.data.heldout_images) == (1000, 2000)
+            assert images or (run.data.search_tokens, run.data.heldout_tokens) == (8192, 16_384)
         assert {run.measure for run in runs} == {
             {"coders": "coders", "bins": "bins"}.get(name[9:].partition("_")[0], "saves")
         }

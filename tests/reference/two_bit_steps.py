@@ -1,4 +1,4 @@
-"""Two-bit compression step by step, one number at a time, with no code of the package (MXNet pull request 8662).
+"""Two-bit compression step by step, one number at a time, without the package (MXNet pull request 8662).
 
 Python's floats are rounded to float32 after every operation, which is what float32 arithmetic gives.
 """
