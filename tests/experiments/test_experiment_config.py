@@ -19,7 +19,7 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
     [
         ("stesp=3", r"unknown key 'stesp'; did you mean 'steps'\?"),
         ("model.layer=3", r"model: unknown key 'layer'; did you mean 'layers'\?"),
-        ("model.name=gpt9", r"model: there is no 'gpt9'; known: 'char_gpt', 'resnet', 'vit'"),
+        ("model.name=gpt9", r"model: there is no 'gpt9'; known: 'char_gpt', .*'resnet'"),
         ("model.heads=5", r"model: width 32 is not a multiple of heads 5"),
         ("model={name: resnet, widths: [8, 8], depths: [1]}", r"model: 1 depths for 2 widths"),
         ("model=3", r"model: expected a mapping"),

@@ -39,7 +39,7 @@ MODELS = ("mlr", "lenet5", "alexnet", "factorisation")
         ({"failures": {"at": [3]}}, r"draws its failures itself, so failures must be 0"),
         ({"kind": "train"}, r"rework belongs to kind: rework, not train"),
         ({"kind": "replay"}, r"rework belongs to kind: rework, not replay"),
-        ({"evaluate": {"metric": "accuracy"}}, r"ratings have none"),
+        ({"evaluate": {"metric": "accuracy"}}, r"data 'ratings' has the metric loss, not 'accuracy'"),
         ({"as_restored": True}, r"as_restored belongs to kind: replay"),
     ],
 )
