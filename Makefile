@@ -81,6 +81,7 @@ bench: $(DEV_ENV)
 comparison: $(DEV_ENV)
 	$(BIN)/dynaquant run configs/comparison/replay.yaml $(COMPARISON_ARGS)
 	$(BIN)/dynaquant run configs/comparison/train.yaml $(COMPARISON_ARGS)
+	$(BIN)/python benchmarks/comparison.py runs/comparison_replay runs/comparison_train
 
 soak: $(DEV_ENV) $(COMPOSER_ENV)
 	$(BIN)/python -m pytest -m slow --timeout=0 $(PYTEST_ARGS)
