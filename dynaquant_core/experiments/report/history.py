@@ -24,12 +24,15 @@ def draw_history(canvas: Canvas, runs: Sequence[Run]) -> None:
     named: set[str] = set()
     for axes, (model, mine) in zip(panels, models.items(), strict=True):
         threshold = min(run["threshold"] for run in mine)
-        first = {method_label(run): run for run in reversed(mine) if run["threshold"] == threshold}
-        for label, run in reversed(first.items()):
+        first: dict[str, Run] = {}
+        for run in mine:
+            if run["threshold"] == threshold:
+                first.setdefault(method_label(run), run)
+        for label, run in first.items():
             _line(axes, run, how[label].colour, how[label].mark, None if label in named else label)
             named.add(label)
         _restores(axes, list(first.values()))
-        axes.set(xlabel="step", title=f"{model}, threshold {percent(threshold, digits=1)}", yscale="log")
+        axes.set(xlabel=f"step (threshold {percent(threshold, digits=1)})", title=model, yscale="log")
         plain_numbers(axes.yaxis)
     panels[0].set_ylabel("raw / stored (weights)")
     canvas.legend(frameon=False, fontsize="small", loc="outside right center")

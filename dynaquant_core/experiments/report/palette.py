@@ -48,7 +48,8 @@ def looks(runs: Sequence[Run]) -> dict[str, Look]:
 
 def plain_numbers(axis: Axis) -> None:
     """Numbers of a logarithmic axis as people read them: 40, not 4 x 10^1."""
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_major_formatter(LogFormatter(labelOnlyBase=False))
-    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
