@@ -6,7 +6,7 @@ A *config* is one searched point (bins, pruning, protection); it may differ at e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -216,14 +216,26 @@ PAPER_PROFILE: Mapping[str, Any] = {
 }
 
 
-def known_keys(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``data`` as a dict; raises ConfigError naming the nearest field for an unknown key."""
+def nearest(word: object, known: Iterable[str]) -> str:
+    """A hint for a word that is not ``known``: the nearest one, or all of them.
+
+    Example:
+        >>> nearest("treshold", ["steps", "threshold"])
+        "did you mean 'threshold'?"
+        >>> nearest("zzz", ["steps", "threshold"])
+        'known: steps, threshold.'
+    """
     from difflib import get_close_matches
 
+    names = list(known)
+    near = get_close_matches(str(word), names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
+
+
+def known_keys(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``data`` as a dict; raises ConfigError naming the nearest field for an unknown key."""
     names = [field.name for field in fields(cls)]
     for key in data:
         if key not in names:
-            near = get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-            raise ConfigError(f"{cls.__name__} has no setting {key!r}; {hint}")
+            raise ConfigError(f"{cls.__name__} has no setting {key!r}; {nearest(key, names)}")
     return dict(data)

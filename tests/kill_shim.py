@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,6 +62,63 @@ class Shim:
             return result
 
         return wrapper
+
+
+def run_child(prepare: Callable[[], Callable[[], object]], fatal: int, moment: str) -> tuple[int, list[str]]:
+    """Runs what ``prepare`` returns in a forked child, its n-th operation fatal (0: none).
+
+    Returns the exit status and, if undisturbed, the operations; those of ``prepare`` itself do not count.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        act = prepare()
+        shim = Shim(fatal, moment)
+        shim.install()
+        act()
+        names = " ".join(shim.names)
+        shim.fatal = 0
+        os.write(write_end, names.encode())
+        os._exit(0)
+    os.close(write_end)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    text = os.read(read_end, 1 << 16).decode()
+    os.close(read_end)
+    return status, text.split()
+
+
+def sweep(
+    scenario: str,
+    template: Path,
+    prepare: Callable[[Path], Callable[[], object]],
+    problems: Callable[[Path, bool], list[str]],
+) -> dict[str, Any]:
+    """An undisturbed run, then a kill before and after each of its operations and inside each write.
+
+    Args:
+        scenario: its name, for the report.
+        template: the folder as it is before; each run gets a copy of it.
+        prepare: makes what a run does from its folder.
+        problems: every broken promise of a folder; its second argument says whether the run was undisturbed.
+    """
+    work = template.with_name("work")
+
+    def run(fatal: int, moment: str) -> tuple[int, list[str], list[str]]:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(template, work)
+        status, operations = run_child(lambda: prepare(work), fatal, moment)
+        return status, operations, problems(work, fatal == 0)
+
+    status, operations, found = run(0, "before")
+    broken = [f"undisturbed: {problem}" for problem in found]
+    broken += [f"undisturbed: ended with {status}"] if status else []
+    kills = 0
+    for fatal, operation in enumerate(operations, start=1):
+        for moment in ("before", "after", "torn")[: 3 if operation == "write" else 2]:
+            status, _, found = run(fatal, moment)
+            broken += [f"{moment} {operation} ({fatal}): {problem}" for problem in found]
+            kills += status == KILLED
+    return {"scenario": scenario, "operations": operations, "kills": kills, "broken": broken}
 
 
 def report_of(module: str, scenario: str, folder: Path) -> dict[str, Any]:

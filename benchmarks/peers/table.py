@@ -17,8 +17,8 @@ from of_nncodec import NNCodec
 from of_torchao import TorchAO
 from of_zipnn import ZipNN
 
+from dynaquant_core.config import nearest
 from dynaquant_core.errors import ConfigError, DependencyError
-from dynaquant_core.experiments.config.section import nearest
 
 __all__ = ["PEERS", "Peer", "chosen"]
 
@@ -92,7 +92,7 @@ def chosen(names: str | None) -> list[Peer]:
             raise ConfigError(f"{name}: no such peer; {nearest(name, list(PEERS))}")
         found.append(PEERS[name])
     if not found:
-        raise ConfigError(f"no peer was named; {nearest('', list(PEERS))}.")
+        raise ConfigError(f"no peer was named; {nearest('', list(PEERS))}")
     for peer in found:
         if not peer.installed:
             file = Path(__file__).with_name("requirements.txt")

@@ -18,7 +18,6 @@ from dynaquant_core.cli.choices import (
     method_of,
 )
 from dynaquant_core.cli.folders import OutputSource
-from dynaquant_core.cli.native import read_native, step_of
 from dynaquant_core.cli.output import Json, emit, share, size, times, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
@@ -26,6 +25,7 @@ from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.best import best_of, measured
 from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
+from dynaquant_core.store.native import read_native, step_of
 
 __all__ = ["compact", "export", "import_native"]
 

@@ -21,13 +21,13 @@ from dynaquant_core.cli.choices import (
 )
 from dynaquant_core.cli.convert import OutOption, ToOption
 from dynaquant_core.cli.look import part_rows
-from dynaquant_core.cli.native import read_native
 from dynaquant_core.cli.output import Json, emit, print_table, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.stored import FileSource
 from dynaquant_core.files import load_file, save_file
 from dynaquant_core.store import CheckpointInfo
 from dynaquant_core.store.exporters import resolve_exporter
+from dynaquant_core.store.native import read_native
 
 __all__ = ["compress", "decompress"]
 

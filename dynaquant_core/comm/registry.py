@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
 from torch.nn.parallel import DistributedDataParallel
 
+from dynaquant_core.config import nearest
 from dynaquant_core.errors import ConfigError
 
 __all__ = ["TECHNIQUES", "Compression", "register"]
@@ -68,17 +68,12 @@ def register(ddp_model: DistributedDataParallel, settings: Mapping[str, Any]) ->
             f"found the keys {list(settings)}."
         )
     if not isinstance(name, str) or name not in TECHNIQUES:
-        raise ConfigError(f"comm: there is no compression {name!r}; {_nearest(name, TECHNIQUES)}")
+        raise ConfigError(f"comm: there is no compression {name!r}; {nearest(name, TECHNIQUES)}")
     module, _, attribute = TECHNIQUES[name].partition(":")
     technique = getattr(import_module(module), attribute)
     known = list(inspect.signature(technique).parameters)[1:]
     for key in options:
         if key not in known:
-            raise ConfigError(f"comm: {name!r} has no setting {key!r}; {_nearest(key, known)}")
+            raise ConfigError(f"comm: {name!r} has no setting {key!r}; {nearest(key, known)}")
     state: Compression = technique(ddp_model, **options)
     return state
-
-
-def _nearest(word: object, known: Iterable[str]) -> str:
-    near = get_close_matches(str(word), list(known), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."

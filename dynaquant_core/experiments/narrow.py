@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dynaquant_core.config import nearest
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.config.section import nearest
 from dynaquant_core.methods.base import Method, Space
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.search.grid import Grid, Place

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file as load_safetensors
 from torch import Tensor, nn
 
 from dynaquant_core.errors import ExperimentError
@@ -20,6 +17,7 @@ from dynaquant_core.experiments.data.dataset import file_digest, locate
 from dynaquant_core.experiments.data.registry import fingerprint
 from dynaquant_core.experiments.recording import recording_folder, state_path
 from dynaquant_core.files import load_file
+from dynaquant_core.store.native import read_native
 from dynaquant_core.store.store import CheckpointStore
 
 __all__ = ["content", "pretraining", "put_weights", "read_weights", "start_path"]
@@ -97,21 +95,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Name -> tensor from a file of weights, a recorded state, or the newest checkpoint of a store's folder.
 
     Raises:
-        ExperimentError: it is missing, or holds no weights.
-        DynaQuantError: a file of ours is damaged.
+        ExperimentError: it holds something else.
+        DynaQuantError: it is missing, damaged, or would have to run code to be read.
     """
-    try:
-        if path.is_dir():
-            found: Any = CheckpointStore(path).load()
-        elif path.suffix == ".dq":
-            found = load_file(path)["state"]
-        elif path.suffix == ".safetensors":
-            found = load_safetensors(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ExperimentError(f"pretrained: {path} holds no weights ({reason:.160}).") from None
+    if path.is_dir():
+        found: Any = CheckpointStore(path).load()
+    elif path.suffix == ".dq":
+        found = load_file(path)
+        found = found.get("state") if isinstance(found, Mapping) else found
+    else:
+        found = read_native(path)
     for key in WRAPPED:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]

@@ -6,12 +6,11 @@ A class is imported when it is first asked for, so a method that nobody uses cos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from dynaquant_core.config import Config, LatticeConfig
+from dynaquant_core.config import Config, LatticeConfig, nearest
 from dynaquant_core.errors import ConfigError, DependencyError, UnknownMethodError
 from dynaquant_core.methods.base import Method
 
@@ -123,10 +122,7 @@ def _load(name: str) -> Any:
 
 
 def _unknown(name: str) -> UnknownMethodError:
-    names = method_names()
-    near = get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-    return UnknownMethodError(f"There is no method {name!r}; {hint}")
+    return UnknownMethodError(f"There is no method {name!r}; {nearest(name, method_names())}")
 
 
 def _installed() -> dict[str, EntryPoint]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from dynaquant_core.config import nearest
 from dynaquant_core.errors import ConfigError, DependencyError
 
 __all__ = [
@@ -89,9 +89,7 @@ def resolve_importer(name: str) -> Importer:
 
 def _load(kind: str, name: str, installed: Mapping[str, EntryPoint], names: Sequence[str]) -> Any:
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
-        raise ConfigError(f"There is no {kind} {name!r}; {hint}")
+        raise ConfigError(f"There is no {kind} {name!r}; {nearest(name, names)}")
     try:
         return installed[name].load()
     except (ImportError, AttributeError) as error:

@@ -13,7 +13,7 @@ import yaml
 from safetensors.torch import save_file
 from torch import nn
 
-from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.errors import ConfigError, CorruptFileError, ExperimentError
 from dynaquant_core.experiments import Progress, Results, events, run_experiment, summary
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.job import Job
@@ -248,7 +248,7 @@ def test_weights_that_are_not_there_stop_the_experiment_first(
 def test_a_file_without_weights_is_one_error(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ExperimentError, match="holds no weights"):
+    with pytest.raises(CorruptFileError, match=name):
         read_weights(path)
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ExperimentError, match="something else than tensors"):

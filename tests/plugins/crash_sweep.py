@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.folder import PENDING
-from tests.kill_shim import KILLED, Shim
+from tests.kill_shim import sweep
 from tests.plugins.kit import checkpoint, clutter, exact_run, is_same, names_in, one_thread, state
 
 NATIVE = "native.ckpt"
@@ -104,25 +102,6 @@ def prepare(template: Path) -> None:
     (template / NATIVE).write_text("native")
 
 
-def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, list[str]]:
-    """Runs the scenario in a forked child; returns its exit status and, if undisturbed, its operations."""
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        shim = Shim(fatal, moment)
-        shim.install()
-        SCENARIOS[name][0](work)
-        names = " ".join(shim.names)
-        shim.fatal = 0
-        os.write(write_end, names.encode())
-        os._exit(0)
-    os.close(write_end)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    text = os.read(read_end, 1 << 16).decode()
-    os.close(read_end)
-    return status, text.split()
-
-
 def problems_after(work: Path, name: str, *, undisturbed: bool) -> list[str]:
     """Every promise that the folders break: whole or no checkpoint, never fewer, others untouched."""
     changed = SCENARIOS[name][1]
@@ -176,31 +155,18 @@ def holds(path: Path, name: str | None = None) -> bool:
     return any(is_same(found, state(step, seed=seed)) for step, seed in HOLDS[name or path.name])
 
 
-def sweep(name: str, folder: Path) -> dict[str, Any]:
-    """An undisturbed run, then a kill before and after each of its operations and inside each write."""
-    template, work = folder / "template", folder / "work"
-    prepare(template)
-
-    def fresh() -> None:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(template, work)
-
-    fresh()
-    status, operations = run_child(work, name, 0, "before")
-    broken = [f"undisturbed: {problem}" for problem in problems_after(work, name, undisturbed=True)]
-    broken += [f"undisturbed: ended with {status}"] if status else []
-    kills = 0
-    for fatal, operation in enumerate(operations, start=1):
-        for moment in ("before", "after", "torn")[: 3 if operation == "write" else 2]:
-            fresh()
-            status, _ = run_child(work, name, fatal, moment)
-            found = problems_after(work, name, undisturbed=False)
-            broken += [f"{moment} {operation} ({fatal}): {problem}" for problem in found]
-            kills += status == KILLED
-    return {"scenario": name, "operations": operations, "kills": kills, "broken": broken}
+def swept(name: str, folder: Path) -> dict[str, Any]:
+    """A scenario's report."""
+    prepare(folder / "template")
+    return sweep(
+        name,
+        folder / "template",
+        lambda work: lambda: SCENARIOS[name][0](work),
+        lambda work, undisturbed: problems_after(work, name, undisturbed=undisturbed),
+    )
 
 
 if __name__ == "__main__":
     one_thread()
     logging.disable(logging.WARNING)
-    sys.stdout.write(json.dumps(sweep(sys.argv[1], Path(sys.argv[2]))))
+    sys.stdout.write(json.dumps(swept(sys.argv[1], Path(sys.argv[2]))))

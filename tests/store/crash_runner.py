@@ -7,8 +7,6 @@ JSON object: operations of an undisturbed run, kills, and every broken promise.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 
 from dynaquant_core.store import CheckpointStore
-from tests.kill_shim import KILLED, Shim
+from tests.kill_shim import sweep
 from tests.store.kit import exact_store, filled, is_same, leftovers, small_state
 
 FOREIGN = "mine.txt"
@@ -81,29 +79,6 @@ def prepare(template: Path, before: tuple[int, ...]) -> None:
         (template / "store" / f"step-000000005-seq-000000.dq.tmp-{'a' * 32}").write_bytes(b"half")
 
 
-def run_child(work: Path, name: str, fatal: int, moment: str) -> tuple[int, list[str]]:
-    """Runs the scenario in a forked child; returns its exit status and, if undisturbed, its operations."""
-    act, before, options = SCENARIOS[name]
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        store = exact_store(work / "store", **options)
-        if before:
-            store.load()
-        shim = Shim(fatal, moment)
-        shim.install()
-        act(store)
-        names = " ".join(shim.names)
-        shim.fatal = 0
-        os.write(write_end, names.encode())
-        os._exit(0)
-    os.close(write_end)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    text = os.read(read_end, 1 << 16).decode()
-    os.close(read_end)
-    return status, text.split()
-
-
 def problems_after(path: Path, name: str) -> list[str]:
     """Every promise (atomic, never fewer, falls back, clean) that the folder breaks."""
     _, before, options = SCENARIOS[name]
@@ -150,27 +125,26 @@ def is_one_of(state: Any, step: int) -> bool:
     return any(is_same(state, small_state(step, seed=seed)) for seed in SEEDS)
 
 
-def sweep(name: str, folder: Path) -> dict[str, Any]:
-    """An undisturbed run, then a kill before and after each of its operations and inside each write."""
-    template, work = folder / "template", folder / "work"
-    prepare(template, SCENARIOS[name][1])
-    shutil.copytree(template, work)
-    status, operations = run_child(work, name, 0, "before")
-    broken = [f"undisturbed: {problem}" for problem in problems_after(work / "store", name)]
-    broken += [f"undisturbed: ended with {status}"] if status else []
-    shutil.rmtree(work)
-    kills = 0
-    for fatal, operation in enumerate(operations, start=1):
-        for moment in ("before", "after", "torn")[: 3 if operation == "write" else 2]:
-            shutil.copytree(template, work)
-            status, _ = run_child(work, name, fatal, moment)
-            found = problems_after(work / "store", name)
-            broken += [f"{moment} {operation} ({fatal}): {problem}" for problem in found]
-            shutil.rmtree(work)
-            kills += status == KILLED
-    return {"scenario": name, "operations": operations, "kills": kills, "broken": broken}
+def ready(work: Path, name: str) -> Callable[[], object]:
+    """What the scenario does, its store loaded."""
+    act, before, options = SCENARIOS[name]
+    store = exact_store(work / "store", **options)
+    if before:
+        store.load()
+    return lambda: act(store)
+
+
+def swept(name: str, folder: Path) -> dict[str, Any]:
+    """A scenario's report."""
+    prepare(folder / "template", SCENARIOS[name][1])
+    return sweep(
+        name,
+        folder / "template",
+        lambda work: ready(work, name),
+        lambda work, _: problems_after(work / "store", name),
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(sweep(sys.argv[1], Path(sys.argv[2]))))
+    sys.stdout.write(json.dumps(swept(sys.argv[1], Path(sys.argv[2]))))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from dynaquant_core.config import nearest
 
 __all__ = [
     "CorpusSection",
@@ -17,21 +18,7 @@ __all__ = [
     "Share",
     "TransformerSize",
     "as_number",
-    "nearest",
 ]
-
-
-def nearest(key: str, known: list[str]) -> str:
-    """A hint for a key that is not ``known``: the nearest one, or all of them.
-
-    Example:
-        >>> nearest("treshold", ["steps", "threshold"])
-        "did you mean 'threshold'?"
-        >>> nearest("zzz", ["steps", "threshold"])
-        'known: steps, threshold'
-    """
-    near = get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 def as_number(value: object) -> object:

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from dynaquant_core.config import nearest
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config.experiment import Experiment, validate
-from dynaquant_core.experiments.config.section import nearest
 from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["apply_overrides", "load_experiment", "set_dotted", "shipped_configs"]

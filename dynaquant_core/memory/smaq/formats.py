@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, final
 
 import torch
 from torch import Tensor
 
-from dynaquant_core.config import known_keys, require
+from dynaquant_core.config import known_keys, nearest, require
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory.smaq.codec import SmaQ
 from dynaquant_core.memory.smaq.format import Format, require_floating, require_generator
@@ -131,9 +130,7 @@ def make_format(given: str | Mapping[str, Any] | Format) -> Format:
     settings = {"name": given} if isinstance(given, str) else dict(given)
     name = settings.pop("name", None)
     if not isinstance(name, str) or name not in FORMATS:
-        near = get_close_matches(str(name), FORMATS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FORMATS)}."
-        raise ConfigError(f"SmaQ: there is no format {name!r}; {hint}")
+        raise ConfigError(f"SmaQ: there is no format {name!r}; {nearest(name, FORMATS)}")
     made = FORMATS[name]
     if name == "smaq":
         return made(**known_keys(SmaQ, settings))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Final
 
-from dynaquant_core.config import require
+from dynaquant_core.config import nearest, require
 from dynaquant_core.methods.base import Method
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.moments.compact import Compact
@@ -42,11 +41,8 @@ def moments_method(name: str) -> Method:
         >>> moments_method("8bit").name
         '8bit'
     """
-    known = ", ".join(map(repr, MOMENTS))
-    near = get_close_matches(name, MOMENTS, n=1) if isinstance(name, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else "."
     good = isinstance(name, str) and name in MOMENTS
-    require(good, f"store: moments must be one of {known}, got {name!r}{hint}")
+    require(good, f"store: there are no moments {name!r}; {nearest(name, MOMENTS)}")
     return MOMENTS[name]()
 
 
