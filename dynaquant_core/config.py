@@ -15,7 +15,17 @@ from dynaquant_core.errors import ConfigError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "LatticeConfig", "Metric", "PruneScope", "Scale"]
+__all__ = [
+    "MAX_BINS",
+    "Bins",
+    "Config",
+    "DynaQuantOptions",
+    "LatticeConfig",
+    "LatticeOptions",
+    "Metric",
+    "PruneScope",
+    "Scale",
+]
 
 MAX_BINS = 64
 
@@ -26,6 +36,9 @@ Scale = float | Literal["bf16", "exact"]
 
 #: Scales of a lattice: below, steps are finer than bfloat16; above, nothing of a network is left.
 FINEST, COARSEST = 2.0**-12, 2.0**6
+
+#: Noise over squared movement that ten restores late in a run still healed (docs/restoring.md).
+MAX_NOISE = 100.0
 
 
 def require(condition: bool, message: str) -> None:
@@ -200,6 +213,36 @@ class DynaQuantOptions(FrozenSettings):
         younger = {"after_restore": "dither", "prune_scope": "layer_type"}
         usual = {**younger, **(PAPER_PROFILE if self.profile == "paper" else {})}
         return {key: value for key, value in data.items() if key not in younger or value != usual[key]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatticeOptions(FrozenSettings):
+    """Options of the method ``lattice``, fixed for a store (ours).
+
+    Args:
+        max_noise: noise that a search lets a checkpoint add, over the squared movement since the run began or
+            was last restored, above 0; None: the threshold alone decides.  It acts where that movement is
+            known (a Checkpointer, a plugin).  Training heals noise by moving the weights, so noise far above
+            the movement stays (docs/restoring.md).
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range.
+
+    Example:
+        >>> LatticeOptions().as_dict(), LatticeOptions(max_noise=5).as_dict()
+        ({}, {'max_noise': 5.0})
+    """
+
+    max_noise: float | None = MAX_NOISE
+
+    def __post_init__(self) -> None:
+        if self.max_noise is not None:
+            require_number("method lattice", "max_noise", self.max_noise, 1e-3, 1e9)
+            object.__setattr__(self, "max_noise", float(self.max_noise))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What differs from the default: it says nothing to a reader and is younger than many files."""
+        return {} if self.max_noise == MAX_NOISE else asdict(self)
 
 
 #: What ``profile="paper"`` fixes (paper sec. 4, 6, A.1, A.2).

@@ -169,6 +169,8 @@ class Space:
         default: the fixed, careful point used without an evaluation.
         rises: doublings of degradation to expect of a bold step, by ordered axis; where not given, one.
         near: steps on an axis that count as near, if more than the search's own.
+        max_noise: noise that a candidate may add, over the squared movement of this life of the training,
+            where that is known; None: any.  The most careful place and what lies beyond may be taken always.
     """
 
     build: Callable[..., Any]
@@ -179,6 +181,7 @@ class Space:
     default: Any
     rises: Mapping[str, float] = field(default_factory=dict)
     near: int = 1
+    max_noise: float | None = None
 
 
 def spares_gradients(method: object) -> bool:

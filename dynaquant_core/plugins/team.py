@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import count
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from dynaquant_core.plugins.buffers import Buffers
 from dynaquant_core.search.grid import Spot
 from dynaquant_core.search.manager import Decision, announce
 from dynaquant_core.search.memory import SearchState
-from dynaquant_core.search.quality import Quality
+from dynaquant_core.search.quality import Lost, Quality
 from dynaquant_core.search.speculate import SIZES, Speculation
 from dynaquant_core.store.parts import config_data
 from dynaquant_core.training.choice import Question, Verdict
@@ -85,7 +85,7 @@ def lead(board: Board, question: Question, terms: Terms, *, patience: float) -> 
     """
     drafts, promise = _Kept(question.draft), question.promise
     with Trial(question.saving.live, promise.evaluation) as trial:
-        desk = _Desk(trial, drafts)
+        desk = _Desk(trial, question, drafts)
         leader = _Leader(board, desk, terms, patience)
         try:
             leader.lend(Buffers(promise.evaluation.models))
@@ -123,7 +123,7 @@ def follow(board: Board, question: Question, *, patience: float) -> Verdict:
     cause: Exception | None = None
     buffers = Buffers(question.promise.evaluation.models)
     with Trial(question.saving.live, question.promise.evaluation) as trial:
-        desk = _Desk(trial, question.draft)
+        desk = _Desk(trial, question, question.draft)
         try:
             for number in count():
                 plan = board.read(f"{number}", 0, patience)
@@ -158,9 +158,10 @@ def _answered(board: Board, note: str, desk: _Desk, job: Note) -> tuple[Note, Ex
 class _Desk:
     """Where a rank does its jobs."""
 
-    def __init__(self, trial: Trial, draft: Make) -> None:
+    def __init__(self, trial: Trial, question: Question, draft: Make) -> None:
         self.seconds = 0.0  # that the last job took
         self._trial = trial
+        self._question = question
         self._draft = draft
 
     def answer(self, job: Note) -> tuple[Note, Exception | None]:
@@ -174,10 +175,11 @@ class _Desk:
             logger.exception("a candidate could not be measured")
             return {"error": f"{type(error).__name__}: {error}"}, error
         self.seconds = time.perf_counter() - started
-        return {"values": quality.values, "collective": _traffic() != before}, None
+        lost = None if quality.lost is None else astuple(quality.lost)
+        return {"values": quality.values, "lost": lost, "collective": _traffic() != before}, None
 
     def _measured(self, config: Any) -> Quality:
-        return self._trial.measure(self._draft(config).decoded)
+        return self._question.measured(self._trial, self._draft(config))
 
 
 class _Leader:
@@ -264,7 +266,8 @@ def _job(search: Speculation) -> Callable[[Spot], Note]:
 
 
 def _quality(answer: Note) -> Quality:
-    return Quality(tuple(answer["values"]))
+    lost = answer["lost"]
+    return Quality(tuple(answer["values"]), None if lost is None else Lost(*lost))
 
 
 def _require_good(answers: Mapping[int, Note], ranks: int, cause: Exception | None) -> None:

@@ -1,9 +1,10 @@
 """What a candidate's degradation will be, guessed from those measured nearby (ours).
 
 Degradation is handled as a *level*: doublings above the threshold (0 = just met, 1 = twice the threshold).
-Levels rise by about the same amount with every step along an axis, because each step multiplies the error of
-the weights.  The rises are learnt from trials and travel with the checkpoint.  A forecast only orders and
-skips candidates; what is returned to anyone is always measured.
+Noise above what a space allows is one too; the worse of the two counts.  Levels rise by about the same amount
+with every step along an axis, because each step multiplies the error of the weights.  The rises are learnt
+from trials and travel with the checkpoint.  A forecast only orders and skips candidates; what is returned to
+anyone is always measured.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ INERTIA = 0.5
 SMALLEST_RISE = 0.05
 
 
-def level(found: Degradation, threshold: float) -> float:
-    """Doublings of a degradation above the threshold, within [-5, 6].
+def level(found: Degradation, threshold: float, excess: float = 0.0) -> float:
+    """Doublings above what is allowed, of a degradation or of its noise, whichever is worse, within [-5, 6].
+
+    Args:
+        found: the degradation.
+        threshold: what is allowed of it, a share.
+        excess: noise as a share of what is allowed (`Trial.excess`).
 
     Example:
-        >>> level(Degradation(0.02), 0.01), level(Degradation(-0.3), 0.01)
-        (1.0, -5.0)
+        >>> level(Degradation(0.02), 0.01), level(Degradation(-0.3), 0.01), level(Degradation(0.0), 0.01, 4.0)
+        (1.0, -5.0, 2.0)
     """
-    scale = max(threshold, 1e-9)
-    share = found.mean / scale
+    share = max(found.mean / max(threshold, 1e-9), excess)
     if share <= 2.0**LOWEST:
         return LOWEST
     return min(math.log2(share), HIGHEST)
@@ -93,7 +98,7 @@ class Forecast:
         steps = (b - a for a, b in zip(nearest.place.steps, place.steps, strict=True))
         rise = sum(step * each for step, each in zip(steps, self.rises, strict=True))
         here, there = (self.gaps[variants.index(spot.variant)] for spot in (place, nearest.place))
-        return level(nearest.degradation, threshold) + rise + here - there
+        return level(nearest.degradation, threshold, nearest.excess) + rise + here - there
 
     def learnt(self, seen: Iterable[Trial], goal: Goal, variants: list[tuple[int, ...]]) -> Forecast:
         """This forecast moved toward what the trials of one checkpoint say about rises and gaps.
@@ -103,8 +108,9 @@ class Forecast:
         """
         rows, levels = [], []
         for trial in seen:
-            found = level(trial.degradation, goal.threshold)
-            if trial.degradation.mean > trial.degradation.se and abs(found) <= INFORMATIVE:
+            found = level(trial.degradation, goal.threshold, trial.excess)
+            told = trial.excess > 0 or trial.degradation.mean > trial.degradation.se
+            if told and abs(found) <= INFORMATIVE:
                 chosen = [float(trial.place.variant == variant) for variant in variants]
                 rows.append([*map(float, trial.place.steps), *chosen])
                 levels.append(found)

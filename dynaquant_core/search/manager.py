@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dynaquant_core.config import require, require_choice
@@ -59,7 +59,8 @@ class Decision:
         Args:
             reference: quality of the uncompressed state on the same batches.
         """
-        return {
+        lost = self.quality.lost
+        return ({} if lost is None else {"movement_lost": asdict(lost)}) | {
             "quality": {"reference": reference.mean, "search": self.quality.mean},
             "degradation": self.degradation.mean,
             "degradation_se": self.degradation.se,

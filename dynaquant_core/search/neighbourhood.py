@@ -100,5 +100,5 @@ def flip_may_help(trials: Trials, forecast: Forecast, failed: Trial) -> bool:
     """Whether the other metric may save a failed trial: near enough, and not known to be the worse one."""
     gaps = dict(zip(trials.grid.variants, forecast.gaps, strict=True))
     own = gaps.pop(failed.place.variant)
-    missed = level(failed.degradation, trials.goal.threshold)
+    missed = level(failed.degradation, trials.goal.threshold, failed.excess)
     return missed <= REACH and min(gaps.values(), default=math.inf) <= own

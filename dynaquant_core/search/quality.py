@@ -15,9 +15,22 @@ from typing import Any, Literal
 from dynaquant_core.config import require_choice, require_number
 from dynaquant_core.errors import EvaluationError
 
-__all__ = ["Degradation", "Goal", "Mode", "Quality", "degradation"]
+__all__ = ["Degradation", "Goal", "Lost", "Mode", "Quality", "degradation"]
 
 Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What a candidate would lose of the training's movement (ours; docs/restoring.md).
+
+    Args:
+        stale: share of the movement that is not there.
+        noise: what is there beside it, squared, over the squared movement.
+    """
+
+    stale: float
+    noise: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +39,7 @@ class Quality:
 
     Args:
         values: one value for all, or one a batch in a fixed order; never empty.
+        lost: of the movement, by what was evaluated; None: not known.
 
     Raises:
         EvaluationError: there is no value.
@@ -36,6 +50,7 @@ class Quality:
     """
 
     values: tuple[float, ...]
+    lost: Lost | None = None
 
     def __post_init__(self) -> None:
         if not self.values:

@@ -224,13 +224,11 @@ class _Rehearsal(Trials):
     def evaluated(self, spot: Spot) -> Trial:
         key = self.grid.key(spot)
         if key in self._answers:
-            quality = self._answers[key]
-            found = self.goal.judge(quality)
-        elif key in self._assumed:
-            quality, found = self.goal.reference, self._assumed[key]
-        else:
-            raise _Unanswered(spot, self)
-        return Trial(spot, quality, found, self.goal.met(found))
+            return self.judged(spot, self._answers[key])
+        if key in self._assumed:
+            found = self._assumed[key]
+            return Trial(spot, self.goal.reference, found, self.goal.met(found))
+        raise _Unanswered(spot, self)
 
 
 class _Unanswered(Exception):  # noqa: N818 - a question, not an error

@@ -23,12 +23,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate that was measured: where, what came out, and whether it meets the goal."""
+    """A candidate that was measured.
+
+    Args:
+        spot: where.
+        quality: what evaluate gave.
+        degradation: of that.
+        met: degradation and noise are within what is allowed.
+        excess: noise as a share of what the space allows; 0 where it is not known.
+    """
 
     spot: Spot
     quality: Quality
     degradation: Degradation
     met: bool
+    excess: float = 0.0
 
     @property
     def place(self) -> Place:
@@ -117,11 +126,23 @@ class Trials:
 
     def evaluated(self, spot: Spot) -> Trial:
         """The trial of a candidate that is asked for the first time."""
-        quality = self._measure(self.draft(spot))
-        found = self.goal.judge(quality)
-        met = self.goal.met(found)
-        logger.debug("tried %s: degradation %.4g, met %s", self.grid.config(spot), found.mean, met)
-        return Trial(spot, quality, found, met)
+        trial = self.judged(spot, self._measure(self.draft(spot)))
+        logger.debug(
+            "tried %s: degradation %.4g, noise %.3g of what is allowed, met %s",
+            self.grid.config(spot), trial.degradation.mean, trial.excess, trial.met,
+        )  # fmt: skip
+        return trial
+
+    def judged(self, spot: Spot, quality: Quality) -> Trial:
+        """The trial of a candidate whose quality is known."""
+        found, excess = self.goal.judge(quality), self._excess(spot, quality)
+        return Trial(spot, quality, found, self.goal.met(found) and excess <= 1.0, excess)
+
+    def _excess(self, spot: Spot, quality: Quality) -> float:
+        allowed = self.grid.space.max_noise
+        if allowed is None or quality.lost is None or isinstance(spot, int) or not any(spot.steps):
+            return 0.0
+        return quality.lost.noise / allowed
 
     def take_exact(self, spot: int) -> Trial:
         """The trial of an exact candidate, known without measuring: a reader gets the very tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from dynaquant_core.errors import EvaluationError
 from dynaquant_core.methods.base import Draft, Method, Space
 from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.memory import SearchState
-from dynaquant_core.search.quality import Mode
+from dynaquant_core.search.quality import Mode, Quality
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.movement import Movement, Start
 from dynaquant_core.training.trial import Trial
@@ -111,9 +111,12 @@ class Question:
     state: SearchState
     movement: Movement | None = None
 
-    def decoded(self, draft: Draft) -> Iterable[tuple[str, Tensor]]:
-        """What a reader would get of a candidate, noted in passing."""
-        return draft.decoded if self.movement is None else self.movement.followed(draft)
+    def measured(self, trial: Trial, draft: Draft) -> Quality:
+        """The quality of what a reader would get of a candidate, and what that loses of the movement."""
+        if self.movement is None:
+            return trial.measure(draft.decoded)
+        passing = self.movement.watch(draft.decoded)
+        return replace(trial.measure(passing), lost=passing.lost)
 
 
 def search_alone(question: Question) -> Verdict:
@@ -128,7 +131,7 @@ def search_alone(question: Question) -> Verdict:
         decision = question.manager.choose(
             question.saving.space,
             question.draft,
-            lambda draft: trial.measure(question.decoded(draft)),
+            lambda draft: question.measured(trial, draft),
             reference,
             promise.threshold,
             promise.mode,
@@ -184,7 +187,7 @@ class Chooser:
         promise = self._promise if threshold is None else replace(self._promise, threshold=threshold)
         started = time.perf_counter()
         movement = None if self.start is None else Movement(self.start, saving.live)
-        drafts = _Timed(saving.draft, movement)
+        drafts = _Timed(saving.draft)
         question = Question(saving, drafts, promise, self.manager, self.state, movement)
         try:
             verdict = search(question)
@@ -193,11 +196,10 @@ class Chooser:
         if threshold is None:
             self.state = verdict.state
         making = drafts.seconds(verdict.draft)
-        lost = movement and movement.lost(verdict.draft)
         known = {"mode": promise.mode, "search_state": self.state.as_dict()}
         return Choice(
             verdict.draft,
-            verdict.report | known | ({"movement_lost": lost} if lost else {}),
+            verdict.report | known,
             search_seconds=time.perf_counter() - started - making,
             draft_seconds=making,
         )
@@ -222,17 +224,14 @@ class Chooser:
 class _Timed:
     """Makes drafts and remembers how long each of the living ones took."""
 
-    def __init__(self, make: Callable[[Any], Draft], movement: Movement | None) -> None:
+    def __init__(self, make: Callable[[Any], Draft]) -> None:
         self._make = make
-        self._movement = movement
         self._seconds: dict[int, float] = {}
 
     def __call__(self, config: Any) -> Draft:
         started = time.perf_counter()
         draft = self._make(config)
         self._seconds[id(draft)] = time.perf_counter() - started
-        if self._movement is not None:
-            self._movement.forget(draft)
         return draft
 
     def seconds(self, draft: Draft) -> float:

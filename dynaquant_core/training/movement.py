@@ -8,7 +8,7 @@ weights at even distances are kept: 4 MB, for a standard error of stale of about
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from dynaquant_core.methods.base import Draft
+from dynaquant_core.search.quality import Lost
 from dynaquant_core.training.capture import model_state
 from dynaquant_core.training.subject import Subject
 
-__all__ = ["SAMPLE", "Movement", "Start"]
+__all__ = ["SAMPLE", "Movement", "Passing", "Start"]
 
 #: At most about so many weights are looked at.
 SAMPLE = 1 << 20
@@ -65,13 +65,10 @@ class Movement:
         live: name -> the true weights; looked at now, and not kept.
 
     Example:
-        >>> from types import SimpleNamespace
         >>> movement = Movement(Start({"w": torch.zeros(2)}, 1), {"w": torch.tensor([2.0, 0.0])})
-        >>> draft = SimpleNamespace(decoded=[("w", torch.tensor([1.5, 1.0]))])
-        >>> [name for name, _ in movement.followed(draft)]
-        ['w']
-        >>> movement.lost(draft)
-        {'stale': 0.25, 'noise': 0.25}
+        >>> passing = movement.watch([("w", torch.tensor([1.5, 1.0]))])
+        >>> [name for name, _ in passing], passing.lost
+        (['w'], Lost(stale=0.25, noise=0.25))
     """
 
     def __init__(self, start: Start, live: Mapping[str, Tensor]) -> None:
@@ -79,12 +76,30 @@ class Movement:
         now = {name: _sampled(tensor, start.stride) for name, tensor in live.items() if name in start.values}
         fits = {name: values for name, values in now.items() if values.shape == start.values[name].shape}
         self._moved = {name: values - start.values[name] for name, values in fits.items()}
-        self._found: dict[int, dict[str, float]] = {}
 
-    def followed(self, draft: Draft) -> Iterator[tuple[str, Tensor]]:
-        """``draft.decoded``, looked at in passing; `lost` knows about it when the last was taken."""
+    def watch(self, decoded: Iterable[tuple[str, Tensor]]) -> Passing:
+        """A candidate's tensors, looked at as they are taken."""
+        return Passing(decoded, self._start, self._moved)
+
+
+class Passing:
+    """Decoded tensors on their way into an evaluation.
+
+    Attributes:
+        lost: of the movement, once the last tensor was taken; None before, and where nothing moved.
+    """
+
+    def __init__(
+        self, decoded: Iterable[tuple[str, Tensor]], start: Start, moved: Mapping[str, Tensor]
+    ) -> None:
+        self.lost: Lost | None = None
+        self._decoded = decoded
+        self._start = start
+        self._moved = moved
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         mm = dm = dd = 0.0
-        for name, tensor in draft.decoded:
+        for name, tensor in self._decoded:
             if name in self._moved:
                 moved = self._moved[name].double()
                 taken = (_sampled(tensor, self._start.stride) - self._start.values[name]).double()
@@ -93,15 +108,7 @@ class Movement:
                 dd += float(taken @ taken)
             yield name, tensor
         if mm:
-            self._found[id(draft)] = {"stale": 1.0 - dm / mm, "noise": max(0.0, dd - dm * dm / mm) / mm}
-
-    def forget(self, draft: Draft) -> None:
-        """To be called for a new draft, which may have the identity of one that is gone."""
-        self._found.pop(id(draft), None)
-
-    def lost(self, draft: Draft) -> dict[str, float] | None:
-        """``{"stale", "noise"}`` of a draft that was followed; None of another, or where nothing moved."""
-        return self._found.get(id(draft))
+            self.lost = Lost(1.0 - dm / mm, max(0.0, dd - dm * dm / mm) / mm)
 
 
 def _has_weights(tensor: object) -> TypeGuard[Tensor]:

@@ -45,12 +45,23 @@ def test_points_come_back_from_their_data_and_unknown_keys_are_refused():
         LATTICE.config({"bins": 4})
 
 
-@pytest.mark.parametrize("options", [{"coder": "paper"}, {"scale": 0.5}])
-def test_there_are_no_options(options):
-    with pytest.raises(ConfigError, match="takes no options"):
+@pytest.mark.parametrize(
+    "options",
+    [{"coder": "paper"}, {"scale": 0.5}, {"max_noise": 0}, {"max_noise": "much"}, {"max_noise": math.nan}],
+)
+def test_other_options_are_config_errors(options):
+    with pytest.raises(ConfigError, match="|".join(options)):
         Lattice(**options)
-    with pytest.raises(ConfigError, match="takes no options"):
+    with pytest.raises(ConfigError, match="|".join(options)):
         resolve_method({"name": "lattice", **options})
+
+
+def test_the_bound_on_noise_reaches_the_search_and_is_recorded_where_it_is_not_the_default():
+    for bound in (None, 5, 30.0):
+        method = resolve_method({"name": "lattice", "max_noise": bound})
+        assert method.space(gradients=False).max_noise == bound
+        assert resolve_method({"name": "lattice", **method.options()}).options() == method.options()
+    assert Lattice().options() == {}, "files written before the option existed say nothing of it"
 
 
 def test_space_is_one_axis_from_careful_to_bold_and_ends_exact():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,12 +99,10 @@ def test_a_sample_of_a_large_model_is_bounded_and_near(monkeypatch: pytest.Monke
     assert len(columns) == 256, "a sample must not keep to some columns"
     live = {f"model.{name}": p + 0.01 * torch.randn_like(p) for name, p in model.state_dict().items()}
     decoded = [(name, p - 0.2 * (p - model.state_dict()[name[6:]])) for name, p in live.items()]
-    draft: Any = SimpleNamespace(decoded=decoded)
-    watched = Movement(start, live)
-    assert dict(watched.followed(draft)) == dict(decoded)
-    assert watched.lost(draft) == pytest.approx({"stale": 0.2, "noise": 0.0}, abs=1e-4)
-    watched.forget(draft)
-    assert watched.lost(draft) is None
+    passing = Movement(start, live).watch(decoded)
+    assert dict(passing) == dict(decoded)
+    assert passing.lost is not None
+    assert astuple(passing.lost) == pytest.approx((0.2, 0.0), abs=1e-4)
 
 
 def test_several_models_are_told_apart_and_what_cannot_be_sampled_is_left_out() -> None:
@@ -119,15 +116,31 @@ def test_several_models_are_told_apart_and_what_cannot_be_sampled_is_left_out() 
 
 def test_nothing_is_told_where_nothing_moved_or_shapes_changed() -> None:
     start = Start({"w": torch.zeros(4), "v": torch.zeros(4)}, 1)
-    draft: Any = SimpleNamespace(decoded=[("w", torch.ones(4)), ("v", torch.ones(6)), ("x", torch.ones(2))])
     still = Movement(start, {"w": torch.zeros(4), "v": torch.ones(6), "x": torch.ones(2)})
-    list(still.followed(draft))
-    assert still.lost(draft) is None
+    passing = still.watch([("w", torch.ones(4)), ("v", torch.ones(6)), ("x", torch.ones(2))])
+    assert len(list(passing)) == 3
+    assert passing.lost is None
 
 
 def test_a_candidate_that_was_not_read_to_its_end_is_not_told() -> None:
-    draft: Any = SimpleNamespace(decoded=[("w", torch.ones(4)), ("v", torch.ones(4))])
     watched = Movement(Start({"w": torch.zeros(4)}, 1), {"w": torch.ones(4)})
-    reading: Iterator[Any] = watched.followed(draft)
-    next(reading)
-    assert watched.lost(draft) is None
+    passing = watched.watch([("w", torch.ones(4)), ("v", torch.ones(4))])
+    next(iter(passing))
+    assert passing.lost is None
+
+
+def test_a_restored_run_adds_no_more_noise_than_its_movement_heals(tmp_path: Path) -> None:
+    found = {}
+    for bound in (0.5, None):
+        folder, run, again = tmp_path / str(bound), Run(), Run()
+        method = {"name": "lattice", "max_noise": bound}
+        settings: dict[str, Any] = {"every": 10, "threshold": 0.2, "method": method}
+        with Checkpointer(folder, run.model, run.optimizer, evaluate=run.quality, **settings) as first:
+            run.train(first, 40)
+        with Checkpointer(folder, again.model, again.optimizer, evaluate=again.quality, **settings) as second:
+            assert second.restore() == 40
+            again.train(second, 10)
+        info = CheckpointStore(folder).info(50)
+        found[bound] = info.report["movement_lost"]["noise"], info.parts["weight"]["stored_bytes"]
+    assert found[0.5][0] <= 0.5 < found[None][0]
+    assert found[0.5][1] > found[None][1]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dynaquant_core.config import LatticeConfig, Scale, require
+from dynaquant_core.config import LatticeConfig, LatticeOptions, Scale
 from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.lattice.decode import decode_streams
 from dynaquant_core.methods.lattice.draft import LatticeDraft
@@ -29,8 +29,11 @@ class Lattice:
     Weights are whole numbers of steps on a grid whose offsets are drawn anew after every restore
     (`quantize.lattice`).  Nothing is pruned, protected or rounded towards zero.
 
+    Args:
+        **options: fields of `config.LatticeOptions`.
+
     Raises:
-        ConfigError: an option is given; there is none.
+        ConfigError: an option is unknown or out of range.
 
     Example:
         >>> import torch
@@ -47,17 +50,14 @@ class Lattice:
     spares_gradients = True
 
     def __init__(self, **options: Any) -> None:
-        require(
-            not options,
-            f"method lattice takes no options, got {sorted(options)}; name the method that they belong to.",
-        )
+        self._options = LatticeOptions.from_dict(options)
 
     def __repr__(self) -> str:
-        return "Lattice()"
+        return f"Lattice({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"
 
     def options(self) -> dict[str, Any]:
-        """None."""
-        return {}
+        """Its options as JSON-ready data, where they are not the default."""
+        return self._options.as_dict()
 
     def config(self, data: Mapping[str, Any]) -> LatticeConfig:
         """Rebuilds a point from `LatticeConfig.as_dict`."""
@@ -76,6 +76,7 @@ class Lattice:
             default=LatticeConfig(),
             rises={"scale": -2 * log2(RATIO)},  # noise grows with the square of the step
             near=8,
+            max_noise=self._options.max_noise,
         )
 
     def accepts(self, tensor: Tensor) -> bool:
