@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from dynaquant_accelerate import install
+from tests.integrations import scaler
 from tests.integrations.killing import bits
 
 ROOT = Path(__file__).parents[3]
@@ -69,10 +70,12 @@ class Bench:
 
 
 def build(folder, *, ours=True, width=48, seed=0, total_limit=None, make=Net, options=None, **accelerator):
-    """A prepared training; ``ours``: with DynaQuant installed."""
+    """A prepared training; ``ours``: with DynaQuant installed; "fp16": with a scaler, as on a GPU."""
     set_seed(seed)
     project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, total_limit=total_limit)
     runner = Accelerator(cpu=True, project_config=project, **accelerator)
+    if runner.mixed_precision == "fp16":
+        scaler.put_into(runner)
     model = make(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
