@@ -17,7 +17,6 @@ __all__ = ["STAND_INS", "install"]
 #: Method of the Trainer -> what stands in for it.
 STAND_INS: Final[Mapping[str, Callable[..., Any]]] = {
     "train": saving.train,
-    "_save_checkpoint": saving.save_checkpoint,
     "_save": saving.save_files,
     "_save_optimizer_and_scheduler": saving.save_optimizer_and_scheduler,
     "_load_from_checkpoint": loading.load_from_checkpoint,

@@ -47,9 +47,6 @@ class DynaQuantTrainerMixin(_Base):
         """See `saving.train`."""
         return saving.train(self, super().train, resume_from_checkpoint, *args, **kwargs)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        saving.save_checkpoint(self, super()._save_checkpoint, model, trial)
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         saving.save_files(self, super()._save, output_dir, state_dict)
 

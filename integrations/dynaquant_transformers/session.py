@@ -104,7 +104,7 @@ class Session:
         """Makes a checkpoint, all ranks together; when it returns, training may go on.
 
         Args:
-            write_native: the Trainer's ``_save_checkpoint``, which writes what stays native.
+            write_native: the trainer's ``_save_checkpoint``, which writes what stays native.
             model: its first argument.
             trial: its second one.
         """

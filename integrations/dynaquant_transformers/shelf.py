@@ -38,6 +38,7 @@ class Shelf:
         self.open(place.output)
         if self._trainer.args.should_save:
             place.clear()
+            place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
         self._trainer.accelerator.wait_for_everyone()
 
     def expect(self, place: Place) -> None:

@@ -1,6 +1,7 @@
 """Encoder-decoders, compiled and plain models, subclasses of the Trainer."""
 
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +103,31 @@ def test_a_subclass_that_collects_metrics_logs_what_it_would_log_without_us(tmp_
     assert one.cards == whole.cards == [2, 4, 6, 8]
     assert everything(one) == everything(whole)
     assert not {"model.safetensors", "optimizer.pt"} & names(tmp_path / "ours" / "checkpoint-8")
+
+
+class Beside(Trainer):
+    """Puts files of its own into each checkpoint, before the Trainer does and after it."""
+
+    def _save_checkpoint(self, model, trial):
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "before.txt").write_text("")
+        super()._save_checkpoint(model, trial)
+        (folder / "after.txt").write_text("")
+
+
+class MixedBeside(DynaQuantTrainerMixin, Beside):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Beside, MixedBeside])
+def test_what_a_subclass_puts_beside_a_checkpoint_is_part_of_it(tmp_path, kind):
+    one = trainer(tmp_path, DynaQuantCallback(**EXACT), kind=kind)
+    one.train()
+    for step in (2, 4, 6, 8):
+        assert {"before.txt", "after.txt", "dynaquant.json"} <= names(tmp_path / f"checkpoint-{step}")
+    assert names(tmp_path) == {f"checkpoint-{step}" for step in (2, 4, 6, 8)}
+    assert bits(read_tree(tmp_path / "checkpoint-8")["optimizer"]) == bits(one.optimizer.state_dict())
 
 
 class Mixed(DynaQuantTrainerMixin, Trainer):
