@@ -35,7 +35,7 @@ class Evaluation:
     Example:
         >>> norm = nn.BatchNorm1d(3)
         >>> Evaluation(lambda model: float(model.training), norm)()
-        Quality(values=(0.0,))
+        Quality(values=(0.0,), lost=None)
         >>> norm.training
         True
     """

@@ -34,7 +34,7 @@ class Trial:
         >>> before = float(layer.weight.detach())
         >>> with Trial(live, Evaluation(lambda: float(layer.weight), layer)) as trial:
         ...     trial.measure([("weight", torch.tensor([[2.0]]))])
-        Quality(values=(2.0,))
+        Quality(values=(2.0,), lost=None)
         >>> float(layer.weight.detach()) == before
         True
     """
