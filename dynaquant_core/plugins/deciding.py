@@ -72,6 +72,7 @@ class Decider:
         started = time.perf_counter()
         gradients = self._watched.gradients()
         saving = self._begin_together(step, tree, gradients, problem)
+        self._watched.look_back(saving.live)
         choice = self._unsearched(saving) or self._choice_together(saving)
         if rank() == 0:
             return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)

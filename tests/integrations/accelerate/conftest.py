@@ -24,9 +24,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def fresh_state():
-    """Accelerate keeps its settings in a singleton, which would leak from test to test."""
+    """Accelerate keeps its settings in a singleton, which leaks from test to test, between folders too."""
+    forget()
+    yield
+    forget()
+
+
+def forget():
     from accelerate.state import AcceleratorState, GradientState
 
-    yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
