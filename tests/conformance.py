@@ -32,7 +32,7 @@ class Case:
         id: the codec's.
         symbols: it takes symbols only (else any dtype).
         context: "needs", "may" (its bytes depend on it) or "ignores".
-        only: None, or what the values must be: "equal" to the context, or of "one" value.
+        only: None, or what the values must be: "equal" to the context, of "one" value, or four "flags".
     """
 
     id: int
@@ -62,6 +62,7 @@ CASES = {
     "constant": Case(9, only="one"),
     "paper": Case(10, symbols=True, context="may"),
     "lzma": Case(11),
+    "flags": Case(12, symbols=True, context="needs", only="flags"),
 }
 
 
@@ -121,6 +122,8 @@ def _with_contexts(case, what, values, before):
         before = values.copy()
     if case.only == "one" and values.size:
         values = np.full_like(values, values[0])
+    if case.only == "flags":
+        values, before = values & 15, before & 255
     if case.context != "ignores":
         yield f"{what}, context", values, before
     if case.context != "needs":

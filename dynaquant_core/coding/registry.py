@@ -35,6 +35,7 @@ CODECS: dict[int, tuple[str, str]] = {
     9: ("constant", f"{_HERE}.plain:Constant"),
     10: ("paper", "dynaquant_core.delta.paper:Paper"),
     11: ("lzma", f"{_HERE}.lzma:Lzma"),
+    12: ("flags", f"{_HERE}.flags:Flags"),
 }
 _IDS = {name: number for number, (name, _) in CODECS.items()}
 

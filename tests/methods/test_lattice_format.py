@@ -41,6 +41,23 @@ def test_a_reader_made_from_the_page_alone(dtype, scales):
     assert_same(ref.state(), {name: tensor.values for name, tensor in rekeyed.items()})
 
 
+def test_a_reader_made_from_the_page_alone_of_moves_that_are_flagged():
+    """A tensor of which few weights move, on a lattice that stays, after a restore and with outliers too."""
+    weights = {"large.weight": torch.randn(513, 513), "small.weight": torch.randn(64, 64)}
+    weights["large.weight"].view(-1)[:3] = torch.tensor([40.0, -40.0, 9.0])
+    ref, page, flagged = None, {}, 0
+    for seed in range(6):
+        _, held, read, table = store(LATTICE, weights, ref, LatticeConfig(scale=0.5))
+        flagged += table.has("large.weight", "moved")
+        page = lattice_reader.decode(table, page)
+        assert_same(read.state(), {name: tensor.values for name, tensor in page.items()})
+        assert (read.tensors["large.weight"].packed & 7 == page["large.weight"].history).all()
+        ref = read if seed == 2 else held
+        weights = trained(weights, 0.02, seed)
+        weights["large.weight"].view(-1)[seed] = 30.0 * (-1) ** seed
+    assert flagged == 4  # neither the key nor the first after a restore
+
+
 def test_the_offsets_that_are_printed():
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     epoch, name, key, drawn = re.search(

@@ -162,6 +162,22 @@ def rans_decode(states, words, contexts, starts, bulk):
     return [lanes[i % 4 if i < bulk else 0].pop(starts[int(c)]) for i, c in enumerate(contexts)]
 
 
+def flag_intervals(chances):
+    """Where the intervals of 16 symbols begin in each of 256 contexts."""
+    found = []
+    for context in range(256):
+        widths = []
+        for symbol in range(16):
+            width = 1
+            for flag in range(4):
+                chance = int(chances[context // 4**flag % 4])
+                width *= chance if symbol // 2**flag % 2 else SCALE - chance
+            widths.append(max(width // SCALE**3, 1))
+        widths[widths.index(max(widths))] += SCALE - sum(widths)
+        found.append([sum(widths[:symbol]) for symbol in range(17)])
+    return found
+
+
 # -- adaptive tables -----------------------------------------------------------------------------
 
 

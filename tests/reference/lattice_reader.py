@@ -116,6 +116,17 @@ def table(number, members, group):
     return np.array([first[m] for m in merged]) + (0 if number % 2 else group * (max(first) + 1))
 
 
+def few(source, name, number, context, history):
+    """Residuals of a tensor that flags which of its weights moved."""
+    age = np.append(history & 3, np.zeros(-history.size % 4, int)).reshape(-1, 4)
+    packed = fetch(source, name, "moved", np.uint8, len(age), (age @ [1, 4, 16, 64]).astype(np.uint8))
+    where = np.flatnonzero(packed[:, None] >> np.arange(4) & 1)
+    merged = table(number, 1, 0)[context[where]].astype(np.uint16)
+    residuals = np.zeros(history.size, np.uint8)
+    residuals[where] = fetch(source, name, "residuals", np.uint8, where.size, merged) + 1
+    return residuals
+
+
 def signed(words):
     return (words >> 1).astype(np.int64) ^ -(words & 1).astype(np.int64)
 
@@ -170,7 +181,9 @@ def fill_run(source, members, number, found, base, group_of):
     else:
         dtype = np.uint8 if all(found[name].width == "narrow" for name in members) else np.uint16
         residuals = np.zeros(sum(sizes), dtype)
-        if source.has(members[0], "residuals"):
+        if number >= 16:
+            residuals = few(source, members[0], number - 16, *known[members[0]][2:])
+        elif source.has(members[0], "residuals"):
             contexts = [table(number, len(members), group_of[name])[known[name][2]] for name in members]
             context = np.concatenate(contexts).astype(np.uint16)
             residuals = fetch(source, members[0], "residuals", dtype, residuals.size, context)

@@ -18,12 +18,14 @@ from dynaquant_core.methods.lattice.cells import Alphabet
 __all__ = [
     "CLASSES",
     "COUNT",
+    "FEW_MOVED",
     "FIRST_NEW",
     "SCHEMES",
     "SHARED",
     "SHARED_SCHEMES",
     "aim_table",
     "context_table",
+    "is_scheme",
 ]
 
 Table = NDArray[np.uint16]
@@ -31,6 +33,8 @@ Table = NDArray[np.uint16]
 FIRST_KEPT, FIRST_NEW, COUNT = 1, 29, 169
 #: Classes of the tensors that share a run.
 CLASSES = 8
+#: Added to the number of a scheme where there are residuals of moved weights only.
+FEW_MOVED = 16
 
 
 def _cells(alphabet: Alphabet) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -98,3 +102,15 @@ def _shared_schemes() -> tuple[Table, ...]:
 
 
 SHARED_SCHEMES = _shared_schemes()
+
+
+def is_scheme(number: int, members: int) -> bool:
+    """Whether a run of so many tensors may be coded under the scheme of this number.
+
+    Example:
+        >>> [is_scheme(number, 1) for number in (5, 6, FEW_MOVED, FEW_MOVED + 6)]
+        [True, False, True, False]
+    """
+    if members > 1:
+        return number < len(SHARED_SCHEMES)
+    return number < len(SCHEMES) or FEW_MOVED <= number < FEW_MOVED + len(SCHEMES)

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
 from dynaquant_core.methods.lattice.cells import NARROW, WIDE, Cells
+from dynaquant_core.methods.lattice.contexts import FEW_MOVED
+from dynaquant_core.methods.lattice.few_moved import refill
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import BF16, KEPT, NEW, PLAIN, Layout, Row
-from dynaquant_core.methods.lattice.motion import Motion, motion
-from dynaquant_core.methods.lattice.run_code import outliers_of, run_keys, tables_of
+from dynaquant_core.methods.lattice.motion import KeptLattice, Motion, motion
+from dynaquant_core.methods.lattice.outliers import outliers_of
+from dynaquant_core.methods.lattice.run_code import run_keys, tables_of
 from dynaquant_core.methods.lattice.runs import expanded, runs_of
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.words import Plain
@@ -70,7 +73,7 @@ class Reader:
         if empty and self.epochs is not None:
             cells = [self._whole(own) for own in empty]
         else:
-            cells = self._residual(empty, self.schemes[tuple(names)]) if empty else []
+            cells = self._moved(empty, self.schemes[tuple(names)]) if empty else []
         kept = self._outliers(cells) if cells else []
         return found | {own.name: own for own in kept}
 
@@ -97,14 +100,27 @@ class Reader:
         decode_stream(self.source, own.name, "cells", packed)
         return _with(own, packed)
 
+    def _moved(self, run: Sequence[Cells], scheme: int) -> list[Cells]:
+        """Gives a run its cells, from residuals of all its weights or of the few that moved."""
+        if scheme < FEW_MOVED:
+            return self._residual(run, scheme)
+        (own,) = run  # the layout has seen to it
+        known = self._motion(own)
+        if not isinstance(known, KeptLattice) or not own.alphabet.narrow:
+            raise CorruptFileError(
+                f"tensor {own.name}: moves are flagged, but it is not on its base's lattice."
+            )
+        return [_with(own, refill(self.source, own.name, known, scheme - FEW_MOVED))]
+
+    def _motion(self, own: Cells) -> Motion:
+        below = self.base.get(own.name)
+        return motion(below, own.name, own.step, own.epoch, own.alphabet, own.spec.numel)
+
     def _residual(self, run: Sequence[Cells], scheme: int) -> list[Cells]:
         """Decodes the residuals of a run; where there is no stream, nothing moved."""
         sizes = [own.spec.numel for own in run]
         _require_room(sum(sizes))
-        known = [
-            motion(self.base.get(own.name), own.name, own.step, own.epoch, own.alphabet, own.spec.numel)
-            for own in run
-        ]
+        known = [self._motion(own) for own in run]
         narrow = all(own.alphabet.narrow for own in run)
         values: NDArray[Any] = np.zeros(sum(sizes), np.uint8 if narrow else np.uint16)
         if self.source.has(run[0].name, "residuals"):

@@ -11,6 +11,7 @@ from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import LatticeConfig
 from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.lattice.cells import Cells, cells_of
+from dynaquant_core.methods.lattice.few_moved import FewMoved, few_moved
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import BF16, EXACT, KEPT, NEW, NEW_WIDE, Layout, Row
 from dynaquant_core.methods.lattice.motion import motion
@@ -109,7 +110,7 @@ class LatticeDraft:
     def _run(self, names: Sequence[str]) -> Run:
         members = {name: self._tensor(name) for name in names}
         cells = [own for own in members.values() if isinstance(own, Cells)]
-        code = run_code(cells, {} if self._base is None else self._base.tensors) if cells else None
+        code = code_of(cells, {} if self._base is None else self._base.tensors) if cells else None
         words = [self._words(name, own) for name, own in members.items() if isinstance(own, Plain)]
         groups = {} if code is None else dict(zip(code.names, code.groups, strict=True))
         rows = {name: row_of(own, self._below(name), groups.get(name, 0)) for name, own in members.items()}
@@ -169,8 +170,13 @@ class Run:
     """
 
     row: RunRow
-    code: RunCode | None
+    code: RunCode | FewMoved | None
     words: list[Stream]
+
+
+def code_of(cells: Sequence[Cells], base: Mapping[str, Cells | Plain]) -> RunCode | FewMoved:
+    """How the tensors of a run that are on a lattice are coded."""
+    return few_moved(cells, base) or run_code(cells, base)
 
 
 def row_of(own: Cells | Plain, below: Cells | Plain | None, group: int) -> Row:

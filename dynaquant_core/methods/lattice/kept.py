@@ -32,14 +32,12 @@ class Tables:
         residuals: uint16[2^16], residual of cell c at b << 8 | c, whatever their histories.
         bits: of the largest residual.
         cells: uint16[2^(8 + bits)], cell with its history, or `IMPOSSIBLE`, of residual r at b << bits | r.
-        remembered: uint16[2^16], cell c with its history at b << 8 | c.
     """
 
     contexts: NDArray[np.uint8]
     residuals: NDArray[np.uint16]
     bits: int
     cells: NDArray[np.uint16]
-    remembered: NDArray[np.uint16]
 
 
 @cache
@@ -56,14 +54,13 @@ def tables(alphabet: Alphabet) -> Tables:
     base, cell = np.divmod(np.arange(1 << 16), 256)
     residuals = np.empty(1 << 16, np.uint16)
     kernels.fold(cell.astype(np.uint8), shift, zero, aim_table(alphabet)[base], residuals)
-    remembered = _remembered(alphabet, base, cell.astype(np.uint8))
 
     base, residual = np.divmod(np.arange(1 << (8 + bits)), 1 << bits)
     found = np.empty(base.size, np.uint8)
     kernels.unfold(residual.astype(np.uint16), shift, zero, aim_table(alphabet)[base], found)
     good = residuals[base << 8 | found] == residual
     cells = np.where(good, _remembered(alphabet, base, found), IMPOSSIBLE).astype(np.uint16)
-    return Tables(context_table(alphabet), residuals, bits, cells, remembered)
+    return Tables(context_table(alphabet), residuals, bits, cells)
 
 
 def _remembered(alphabet: Alphabet, base: NDArray[np.int64], cells: NDArray[np.uint8]) -> NDArray[np.uint16]:

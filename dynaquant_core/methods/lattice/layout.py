@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
-from dynaquant_core.methods.lattice.contexts import CLASSES, SCHEMES, SHARED_SCHEMES
+from dynaquant_core.methods.lattice.contexts import CLASSES, is_scheme
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.lattice import is_step
 
@@ -86,8 +86,8 @@ class Layout:
         columns = packed[HEADER.size : HEADER.size + 4 * count].reshape(4, count)
         rows = _rows(columns)
         schemes = packed[HEADER.size + 4 * count :].tolist()
-        limits = [len(SCHEMES if len(run) == 1 else SHARED_SCHEMES) for run in runs]
-        if based > 1 or any(scheme >= limit for scheme, limit in zip(schemes, limits, strict=True)):
+        known = [is_scheme(scheme, len(run)) for scheme, run in zip(schemes, runs, strict=True)]
+        if based > 1 or not all(known):
             raise CorruptFileError("layout stream: a flag or a scheme is not one that is written.")
         return cls(epoch, base_epoch if based else None, scale, rows, schemes)
 

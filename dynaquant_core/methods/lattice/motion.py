@@ -18,6 +18,7 @@ from dynaquant_core.methods.lattice import motion_kernels as kernels
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells
 from dynaquant_core.methods.lattice.contexts import COUNT, FIRST_NEW
 from dynaquant_core.methods.lattice.kept import IMPOSSIBLE, tables
+from dynaquant_core.methods.lattice.moved_kernels import remember
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.lattice import offset_key, offsets
 
@@ -75,7 +76,7 @@ class KeptLattice:
     def remember(self, cells: Bytes) -> None:
         """Writes into cells, in place, how each weight has moved."""
         if self.alphabet.narrow:
-            kernels.look_up_pairs(self.base, cells, 8, tables(self.alphabet).remembered, cells)
+            remember(self.base, cells)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dynaquant_core.methods.lattice.cells import Cells
 from dynaquant_core.methods.lattice.draft import row_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import Layout
-from dynaquant_core.methods.lattice.run_code import outlier_stream, outlier_words
+from dynaquant_core.methods.lattice.outliers import outlier_stream, outlier_words
 from dynaquant_core.methods.lattice.runs import runs_of
 from dynaquant_core.methods.words import CODECS, Plain
 
