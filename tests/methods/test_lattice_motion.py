@@ -23,7 +23,7 @@ from dynaquant_core.methods.lattice.contexts import (
     aim_table,
     context_table,
 )
-from dynaquant_core.methods.lattice.motion import KeptLattice
+from dynaquant_core.methods.lattice.motion import FirstLattice, KeptLattice
 from dynaquant_core.quantize.lattice import round_step
 from dynaquant_core.state.spec import TensorSpec
 from tests.reference import lattice_motion as twins
@@ -157,6 +157,31 @@ def test_a_lattice_that_stays_refuses_residuals_that_lead_out_of_it(size, alphab
         return
     with pytest.raises(CorruptFileError, match="tensor w"):
         KeptLattice(base, alphabet).refill(residuals, "w")
+
+
+@EXAMPLES
+@given(SIZES, ALPHABETS, st.data())
+def test_a_tensor_without_a_base_is_expected_at_0_and_has_no_histories(size, alphabet, data):
+    packed = data.draw(any_bytes(size)) >> alphabet.shift << alphabet.shift
+    first, cells = FirstLattice(size, alphabet), Cells("w", SPEC, packed, NO_OUTLIERS, 1.0, 0, alphabet)
+    residuals, moved = first.residuals(cells)
+    expected = np.zeros_like(residuals)
+    upwards = np.ones(size, np.int16)
+    assert moved == (twins.fold(packed, alphabet.shift, alphabet.zero, upwards, expected) > 0)
+    np.testing.assert_array_equal(residuals, expected)
+    np.testing.assert_array_equal(first.refill(residuals, "w"), packed)
+    assert not first.keys.any()
+
+
+@EXAMPLES
+@given(SIZES, ALPHABETS, st.sampled_from([34, 260, 65535]), st.data())
+def test_a_tensor_without_a_base_refuses_residuals_of_no_cell(size, alphabet, most, data):
+    residuals, room = data.draw(integers(np.uint16, size, 0, most)), np.zeros(size, np.uint8)
+    if not twins.unfold(residuals, alphabet.shift, alphabet.zero, np.ones(size, np.int16), room):
+        np.testing.assert_array_equal(FirstLattice(size, alphabet).refill(residuals, "w"), room)
+        return
+    with pytest.raises(CorruptFileError, match="tensor w"):
+        FirstLattice(size, alphabet).refill(residuals, "w")
 
 
 @EXAMPLES

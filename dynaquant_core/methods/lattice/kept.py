@@ -17,7 +17,7 @@ from dynaquant_core.methods.lattice import motion_kernels as kernels
 from dynaquant_core.methods.lattice.cells import Alphabet
 from dynaquant_core.methods.lattice.contexts import aim_table, context_table
 
-__all__ = ["IMPOSSIBLE", "Tables", "tables"]
+__all__ = ["IMPOSSIBLE", "Tables", "first_cells", "first_residuals", "tables"]
 
 #: Set in an entry of `Tables.cells` whose residual leads out of the alphabet.
 IMPOSSIBLE: Final = 1 << 8
@@ -69,3 +69,24 @@ def _remembered(alphabet: Alphabet, base: NDArray[np.int64], cells: NDArray[np.u
     if alphabet.narrow:
         kernels.write_history(noted, aim_table(alphabet)[base], alphabet.zero, base.astype(np.uint8))
     return noted.astype(np.uint16)
+
+
+@cache
+def first_residuals(alphabet: Alphabet) -> NDArray[np.uint16]:
+    """Residual of each cell of a tensor without a base, uint16[256]."""
+    return tables(alphabet).residuals[alphabet.zero << alphabet.shift << 8 :][:256]
+
+
+@cache
+def first_cells(alphabet: Alphabet) -> NDArray[np.uint16]:
+    """Cell of each residual of a tensor without a base, uint16[2 zero + 1]; the last but one has none.
+
+    Example:
+        >>> from dynaquant_core.methods.lattice.cells import NARROW
+        >>> [int(cell >> 3) - 16 for cell in first_cells(NARROW)[[0, 1, 2, 29, 30, 32]]]
+        [0, 1, -1, 15, -15, -16]
+    """
+    known = tables(alphabet)
+    start = alphabet.zero << alphabet.shift << known.bits
+    found = known.cells[start : start + 2 * alphabet.zero + 1]
+    return np.where(found < IMPOSSIBLE, found & ~np.uint16(7 if alphabet.narrow else 0), 0).astype(np.uint16)

@@ -17,12 +17,12 @@ from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.lattice import motion_kernels as kernels
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells
 from dynaquant_core.methods.lattice.contexts import COUNT, FIRST_NEW
-from dynaquant_core.methods.lattice.kept import IMPOSSIBLE, tables
+from dynaquant_core.methods.lattice.kept import IMPOSSIBLE, first_cells, first_residuals, tables
 from dynaquant_core.methods.lattice.moved_kernels import remember
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.lattice import offset_key, offsets
 
-__all__ = ["KeptLattice", "Motion", "NewLattice", "look_up", "motion"]
+__all__ = ["FirstLattice", "KeptLattice", "Motion", "NewLattice", "look_up", "motion"]
 
 NONE: Final = np.zeros(1, np.uint8)
 #: Where keys are fine contexts already.
@@ -80,22 +80,60 @@ class KeptLattice:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstLattice:
+    """A tensor without a base: k = 0 is expected of every weight, and histories stay empty.
+
+    Args:
+        n: its weights.
+        alphabet: of its cells.
+    """
+
+    n: int
+    alphabet: Alphabet
+
+    @property
+    def keys(self) -> Bytes:
+        """As `KeptLattice.keys`: there is one."""
+        return np.zeros(self.n, np.uint8)
+
+    @property
+    def fine(self) -> Bytes:
+        """The fine context of that key."""
+        return NONE
+
+    def residuals(self, cells: Cells) -> tuple[NDArray[Any], bool]:
+        """As `KeptLattice.residuals`."""
+        out = look_up(cells.packed, first_residuals(self.alphabet), _room(cells.packed.size, self.alphabet))
+        return out, bool(out.any())
+
+    def refill(self, residuals: NDArray[Any], name: str) -> Bytes:
+        """As `KeptLattice.refill`."""
+        known = first_cells(self.alphabet)
+        most = int(residuals.max(initial=0))
+        # Only the last but one residual has no cell, so nearly always the largest says that all is well.
+        good = most < known.size and (most < known.size - 2 or not (residuals == known.size - 2).any())
+        _require_cells(good, name)
+        return look_up(residuals, known, np.empty(residuals.size, np.uint8))
+
+    def remember(self, cells: Bytes) -> None:
+        """As `KeptLattice.remember`; there is nothing to write."""
+
+
+@dataclass(frozen=True, slots=True)
 class NewLattice:
-    """A tensor on a lattice that its base, if there is one, is not on.
+    """A tensor on a lattice that its base is not on.
 
     Args:
         keys: uint8[n], fine contexts.
         aims: int16[n], see `motion_kernels`.
         histories: uint8[n] or [1], of the base.
         alphabet: of the tensor's cells.
-        based: whether a base is held, so that residuals are moves.
     """
 
     keys: Bytes
     aims: NDArray[np.int16]
     histories: Bytes
     alphabet: Alphabet
-    based: bool
 
     @property
     def fine(self) -> Bytes:
@@ -117,12 +155,12 @@ class NewLattice:
         return cells
 
     def remember(self, cells: Bytes) -> None:
-        """As `KeptLattice.remember`; there is nothing to write without a base."""
-        if self.alphabet.narrow and self.based:
+        """As `KeptLattice.remember`."""
+        if self.alphabet.narrow:
             kernels.write_history(cells, self.aims, self.alphabet.zero, self.histories)
 
 
-Motion = KeptLattice | NewLattice
+Motion = FirstLattice | KeptLattice | NewLattice
 
 
 def motion(
@@ -130,7 +168,7 @@ def motion(
 ) -> Motion:
     """What ``base`` says of the n weights of a tensor on the lattice of ``step`` and ``epoch``."""
     if base is None:
-        return NewLattice(np.zeros(n, np.uint8), np.ones(n, np.int16), NONE, alphabet, based=False)
+        return FirstLattice(n, alphabet)
     if isinstance(base, Cells) and (base.step, base.epoch, base.alphabet) == (step, epoch, alphabet):
         return KeptLattice(base.packed, alphabet)
     contexts, aims = np.empty(n, np.uint8), np.empty(n, np.int16)
@@ -138,7 +176,7 @@ def motion(
     values = _values(base, n)
     drawn = offsets(offset_key(epoch, name), n)
     kernels.aim_at(values, drawn, np.float32(step), alphabet.zero - 1, histories, FIRST_NEW, contexts, aims)
-    return NewLattice(contexts, aims, histories, alphabet, based=True)
+    return NewLattice(contexts, aims, histories, alphabet)
 
 
 def look_up(keys: NDArray[Any], table: NDArray[np.uint16], out: NDArray[Any] | None = None) -> NDArray[Any]:

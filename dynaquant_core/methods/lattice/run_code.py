@@ -49,7 +49,8 @@ class Keys:
 
     def contexts(self, scheme: NDArray[np.uint16]) -> NDArray[Any]:
         """Contexts under a scheme, uint8[n] where they fit."""
-        return look_up(self.of, scheme[self.fine])
+        table = scheme[self.fine]
+        return look_up(self.of, table) if table.any() else np.zeros(self.of.size, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
