@@ -76,6 +76,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs/comparison"))
     arguments = parser.parse_args()
     for folder in arguments.folders:
+        if not (folder / "report.html").is_file():
+            parser.error(f"{folder} has no report.html: let `dynaquant run` finish there first.")
+    for folder in arguments.folders:
         print(publish(folder, arguments.output))
 
 
