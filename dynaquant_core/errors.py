@@ -26,6 +26,7 @@ __all__ = [
     "LimitError",
     "MissingBaseError",
     "NotAStoreError",
+    "RankLostError",
     "SaveError",
     "StateMismatchError",
     "StorageError",
@@ -72,6 +73,10 @@ class UnsupportedStateError(DynaQuantError, TypeError):
 
 class StateMismatchError(DynaQuantError):
     """Stored tensors do not fit the model or tree they should be loaded into; names them."""
+
+
+class RankLostError(DynaQuantError, ConnectionError):
+    """Another process of a distributed job is gone, or no longer answers; names the ranks that it may be."""
 
 
 class EvaluationError(DynaQuantError):

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -305,6 +307,23 @@ class Rank:
             "pushed": worker.bytes_pushed,
         }
 
+    def orphaned(self):
+        """Rank 2 serves; rank 1 is killed after its first exchange; who notices what."""
+        if self.rank == 2:
+            return refusal(lambda: two_bit.serve([2]))
+        net = Products()
+
+        def work():
+            with two_bit.Worker(net, [2]) as worker:
+                for step in range(3):
+                    for name, value in gradients(self.rank, step).items():
+                        net.get_parameter(name).grad = value
+                    worker.exchange()
+                    if self.rank == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+        return refusal(work)
+
     def misled(self):
         """Workers that do not agree; ranks that are not what they say."""
         servers = [2, 3]
@@ -329,7 +348,8 @@ def main():
     player = Rank()
     found = {act: getattr(player, act)() for act in acts}
     Path(out).write_text(json.dumps(found), encoding="utf-8")
-    distributed.barrier()
+    if "orphaned" not in acts:  # nor is there anybody to wait for
+        distributed.barrier()
     distributed.destroy_process_group()
 
 

@@ -216,6 +216,14 @@ def test_the_parameter_server_equals_the_reference(four):
     assert count / 4 <= packed / (STEPS - 2) <= count / 4 + 4 * 5  # a word a run and shard at most
 
 
+def test_a_worker_that_is_killed_ends_server_and_workers_in_one_clear_error(tmp_path):
+    (worker, server) = play(RANKS, tmp_path, 3, "orphaned", store="tcp")["orphaned"]
+    assert [name for name, _ in (worker, server)] == ["RankLostError"] * 2
+    assert "rank 1 is gone" in server[1]
+    assert "rank 2 is gone" in worker[1]
+    assert all("newest common checkpoint" in text for _, text in (worker, server))
+
+
 def test_roles_and_settings_that_do_not_fit(four):
     for rank, record in enumerate(four["misled"]):
         assert record.pop("disagree")[0] == "StateMismatchError"

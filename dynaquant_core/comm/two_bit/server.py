@@ -19,8 +19,19 @@ from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.residuals import Residuals
 from dynaquant_core.comm.two_bit.saved import put_back, state_of
 from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
-from dynaquant_core.comm.two_bit.wire import DENSE, PACKED, STOP, Plan, agree, kind_of, roles, wait
+from dynaquant_core.comm.two_bit.wire import (
+    DENSE,
+    PACKED,
+    STOP,
+    Plan,
+    agree,
+    kind_of,
+    roles,
+    talking_to,
+    wait,
+)
 from dynaquant_core.config import require
+from dynaquant_core.errors import RankLostError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,6 +52,7 @@ def serve(servers: Sequence[int], device: torch.device | str = "cpu") -> int:
     Raises:
         ConfigError: the roles are wrong.
         StateMismatchError: the workers do not agree on what to compress.
+        RankLostError: a worker is gone.
     """
     who = roles(servers)
     rank, place = distributed.get_rank(), torch.device(device)
@@ -54,7 +66,8 @@ def serve(servers: Sequence[int], device: torch.device | str = "cpu") -> int:
         if not pushing:
             return rounds
         total = _sum(list(pushed.values()), shard, plan.settings)
-        wait([distributed.isend(total, worker) for worker in pushing if shard.count])
+        with talking_to(*pushing):
+            wait([distributed.isend(total, worker) for worker in pushing if shard.count])
         rounds += 1
 
 
@@ -63,13 +76,15 @@ def _pushes(workers: list[int], shard: Layout, device: torch.device) -> dict[int
     pushed = {}
     for worker in workers:
         kind = kind_of(STOP, device)
-        distributed.recv(kind, worker)
+        with talking_to(worker):
+            distributed.recv(kind, worker)
         if int(kind) == STOP:
             continue
         size, dtype = (shard.bytes, torch.uint8) if int(kind) == PACKED else (shard.count, torch.float32)
         pushed[worker] = torch.empty(size, dtype=dtype, device=device)
         if size:
-            distributed.recv(pushed[worker], worker)
+            with talking_to(worker):
+                distributed.recv(pushed[worker], worker)
     return pushed
 
 
@@ -142,6 +157,7 @@ class Worker:
 
         Raises:
             ConfigError: the worker is closed.
+            RankLostError: a server is gone, perhaps after a worker; gradients stay this worker's own.
         """
         require(not self._closed, "two_bit: the worker is closed; make a new one, and new servers, to go on.")
         views = self._views()
@@ -154,24 +170,31 @@ class Worker:
         for server, shard in zip(self._who.servers, self._shards, strict=True):
             part = slice(at, at + shard.count)
             push = self._flat[part].clone() if dense else shard.encode(held[part], self._flat[part])
-            works.append(distributed.isend(kind_of(DENSE if dense else PACKED, self._device), server))
-            if shard.count:
-                works += [distributed.isend(push, server), distributed.irecv(pulled[part], server)]
+            with talking_to(server):
+                works.append(distributed.isend(kind_of(DENSE if dense else PACKED, self._device), server))
+                if shard.count:
+                    works += [distributed.isend(push, server), distributed.irecv(pulled[part], server)]
             self.bytes_pushed += push.nbytes
             at = part.stop
-        wait(works)
+        with talking_to(*self._who.servers):
+            wait(works)
         self._flat.copy_(pulled)
         for view, parameter in zip(views, self._parameters.values(), strict=True):
             parameter.grad = view.to(parameter.dtype, copy=True)
         self.step += 1
 
     def close(self) -> None:
-        """Tells the servers that this worker pushes no more; they return when all workers have."""
+        """Tells the servers that this worker pushes no more; they return when all workers have.
+
+        Raises:
+            RankLostError: a server is gone.
+        """
         if self._closed:
             return
         self._closed = True
         for server in self._who.servers:
-            distributed.send(kind_of(STOP, self._device), server)
+            with talking_to(server):
+                distributed.send(kind_of(STOP, self._device), server)
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +202,8 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None or not issubclass(kind, RankLostError):  # there is nobody to tell
+            self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The residual of this worker: a tree that a checkpoint can hold, its tensors the live ones."""

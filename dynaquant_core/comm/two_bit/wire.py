@@ -7,7 +7,8 @@ worker to a server is one number, its kind, followed by the shard in that form; 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,9 +18,9 @@ from torch import Tensor, distributed
 from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.settings import Limits, TwoBitSettings
 from dynaquant_core.config import require
-from dynaquant_core.errors import StateMismatchError
+from dynaquant_core.errors import RankLostError, StateMismatchError
 
-__all__ = ["DENSE", "PACKED", "STOP", "Plan", "Roles", "agree", "kind_of", "roles", "wait"]
+__all__ = ["DENSE", "PACKED", "STOP", "Plan", "Roles", "agree", "kind_of", "roles", "talking_to", "wait"]
 
 #: Kinds of message.
 STOP, PACKED, DENSE = 0, 1, 2
@@ -124,3 +125,21 @@ def wait(works: Iterable[distributed.Work | None]) -> None:
     for work in works:
         if work is not None:
             work.wait()
+
+
+@contextmanager
+def talking_to(*ranks: int) -> Iterator[None]:
+    """Around messages to and from these ranks: what torch says of a lost one, in our words.
+
+    Raises:
+        RankLostError: torch could not send or receive.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        whom = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of the ranks {', '.join(map(str, ranks))}"
+        reason = str(error).partition("\n")[0]
+        raise RankLostError(
+            f"two_bit: {whom} is gone or no longer answers ({reason}); end the other ranks and resume all of "
+            "them from their newest common checkpoint."
+        ) from error
