@@ -39,6 +39,8 @@ FINEST, COARSEST = 2.0**-12, 2.0**6
 
 #: Noise over squared movement that ten restores late in a run still healed (docs/restoring.md).
 MAX_NOISE = 100.0
+#: Widest step in spreads of its tensor: its noise is a twelfth of the weights' energy.
+MAX_STEP = 1.0
 
 
 def require(condition: bool, message: str) -> None:
@@ -224,6 +226,9 @@ class LatticeOptions(FrozenSettings):
             was last restored, above 0; None: the threshold alone decides.  It acts where that movement is
             known (a Checkpointer, a plugin).  Training heals noise by moving the weights, so noise far above
             the movement stays (docs/restoring.md).
+        max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100; None: no bound.
+            A step of s adds s^2 / 12 of the weights' own energy, which stays after a restore; behind a
+            normalisation larger weights learn more slowly (docs/restoring.md).
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.
@@ -234,15 +239,19 @@ class LatticeOptions(FrozenSettings):
     """
 
     max_noise: float | None = MAX_NOISE
+    max_step: float | None = MAX_STEP
 
     def __post_init__(self) -> None:
-        if self.max_noise is not None:
-            require_number("method lattice", "max_noise", self.max_noise, 1e-3, 1e9)
-            object.__setattr__(self, "max_noise", float(self.max_noise))
+        for name, least, most in (("max_noise", 1e-3, 1e9), ("max_step", 0.05, 100.0)):
+            value = getattr(self, name)
+            if value is not None:
+                require_number("method lattice", name, value, least, most)
+                object.__setattr__(self, name, float(value))
 
     def as_dict(self) -> dict[str, Any]:
         """What differs from the default: it says nothing to a reader and is younger than many files."""
-        return {} if self.max_noise == MAX_NOISE else asdict(self)
+        usual = {"max_noise": MAX_NOISE, "max_step": MAX_STEP}
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 #: What ``profile="paper"`` fixes (paper sec. 4, 6, A.1, A.2).

@@ -47,7 +47,15 @@ def test_points_come_back_from_their_data_and_unknown_keys_are_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"coder": "paper"}, {"scale": 0.5}, {"max_noise": 0}, {"max_noise": "much"}, {"max_noise": math.nan}],
+    [
+        {"coder": "paper"},
+        {"scale": 0.5},
+        {"max_noise": 0},
+        {"max_noise": "much"},
+        {"max_noise": math.nan},
+        {"max_step": 0.01},
+        {"max_step": "wide"},
+    ],
 )
 def test_other_options_are_config_errors(options):
     with pytest.raises(ConfigError, match="|".join(options)):
@@ -64,12 +72,16 @@ def test_the_bound_on_noise_reaches_the_search_and_is_recorded_where_it_is_not_t
     assert Lattice().options() == {}, "files written before the option existed say nothing of it"
 
 
-def test_space_is_one_axis_from_careful_to_bold_and_ends_exact():
-    space = LATTICE.space(gradients=False)
+@pytest.mark.parametrize(
+    ("widest", "count", "boldest"), [(1.0, 37, 1.96), (None, 48, 8.0), (0.05, 13, 0.091)]
+)
+def test_space_is_one_axis_from_careful_to_bold_and_ends_exact(widest, count, boldest):
+    space = Lattice(max_step=widest).space(gradients=False)
     (scales,) = space.axes.values()
-    assert len(scales) == 48
+    assert len(scales) == count
+    assert scales[-1] == pytest.approx(boldest, rel=0.01)
     assert all(bold / careful == pytest.approx(1 / 0.88, rel=1e-3) for careful, bold in pairwise(scales))
-    assert (scales[-1], space.variants, space.refine) == (8.0, {}, {})
+    assert (space.variants, space.refine) == ({}, {})
     assert [point.scale for point in space.beyond] == [0.01, 0.003, "bf16", "exact"]
     assert all(space.build(scale=scale).scale == scale for scale in scales)
 

@@ -185,6 +185,18 @@ def test_spread_of_a_cuda_tensor():
     assert spread(values.cuda()) == pytest.approx(spread(values), rel=1e-12)
 
 
+def test_no_step_is_wider_than_it_may_be_in_spreads_of_its_own_tensor():
+    stats = {
+        "a": TensorStat(10_000, 0.1, 1e-9),
+        "b": TensorStat(10_000, 0.01, 1e-5),
+        "flat": TensorStat(9, 0.0),
+    }
+    free, bounded = steps_of(4.0, stats), steps_of(4.0, stats, 1.0)
+    assert (free["a"] > 0.4, free["b"] > 0.02) == (True, True), "the bound has something to do"
+    assert bounded == {"a": round_step(0.1), "b": round_step(0.01), "flat": free["flat"]}
+    assert steps_of(0.1, stats, 1.0) == steps_of(0.1, stats), "and nothing where steps are narrower"
+
+
 def test_a_vector_without_gradients_gets_no_wider_steps_than_its_own_values_are_spread():
     """Such as a bias before a batch norm, which sees it again in evaluation mode."""
     stats = {"w": TensorStat(10_000, 0.1, 1e-5), "b": TensorStat(100, 0.07, 1e-17, vector=True)}

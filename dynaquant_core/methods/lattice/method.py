@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import log2
+from math import inf, log2
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,8 @@ __all__ = ["Lattice"]
 
 #: The boldest scale tried, how much finer each next one is, and how many there are (down to 0.02).
 BOLDEST, RATIO, SCALES = 8.0, 0.88, 48
+#: Scales above so many times the widest step change little: most tensors have it already.
+BOUND = 2.0
 
 
 class Lattice:
@@ -51,6 +53,7 @@ class Lattice:
 
     def __init__(self, **options: Any) -> None:
         self._options = LatticeOptions.from_dict(options)
+        self._widest = inf if self._options.max_step is None else self._options.max_step
 
     def __repr__(self) -> str:
         return f"Lattice({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"
@@ -65,7 +68,8 @@ class Lattice:
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002 - steps know without
         """One axis of scales, and what lies beyond."""
-        scales = tuple(round(BOLDEST * RATIO**number, 6) for number in reversed(range(SCALES)))
+        axis = (round(BOLDEST * RATIO**number, 6) for number in reversed(range(SCALES)))
+        scales = tuple(scale for scale in axis if scale <= BOUND * self._widest)
         beyond: tuple[Scale, ...] = (0.01, 0.003, "bf16", "exact")
         return Space(
             build=scale_point,
@@ -93,7 +97,7 @@ class Lattice:
         if isinstance(config.scale, str):
             epoch = fresh_epoch(state) if base is None else next_epoch(base)
             return LatticeDraft(config, state, base, None, epoch)
-        goes = plan(state, base, config.scale, hints)
+        goes = plan(state, base, config.scale, hints, self._widest)
         return LatticeDraft(config, state, base, goes, goes.epoch)
 
     def decode(

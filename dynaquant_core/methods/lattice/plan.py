@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -57,8 +58,10 @@ class Plan:
     epoch: int
 
 
-def plan(state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints) -> Plan:
-    """Plans a save.
+def plan(
+    state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints, widest: float = math.inf
+) -> Plan:
+    """Plans a save; steps that are drawn are at most ``widest`` spreads of their tensor.
 
     A lattice stays while the scale does and the run goes on.  Where the scale changes, a frozen tensor's
     stays too, unless its steps are too wide now: it costs nothing there.  After a restore every offset is
@@ -68,15 +71,22 @@ def plan(state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hi
     level = _found("level", hints, lambda: _those(lambda name: _is_level(state[name]), state))
     rough = [name for name in state if name not in level]
     epoch = fresh_epoch(state) if base is None else next_epoch(base)
-    lattices = {} if base is None else _kept(rough, state, base, scale, hints)
+    lattices = {} if base is None else _kept(rough, state, base, scale, hints, widest)
     new = [name for name in rough if name not in lattices]
     if new:
-        lattices |= _drawn(new, state, scale, epoch, hints)
+        stats = _stats(state, hints)
+        steps = steps_of(scale, stats, widest)  # which depend on all tensors
+        lattices |= {name: Lattice(steps[name], epoch, None, stats[name].std) for name in new}
     return Plan({name: lattices.get(name) for name in state}, epoch)
 
 
 def _kept(
-    names: Iterable[str], state: Mapping[str, Tensor], base: Held, scale: float, hints: Hints
+    names: Iterable[str],
+    state: Mapping[str, Tensor],
+    base: Held,
+    scale: float,
+    hints: Hints,
+    widest: float,
 ) -> dict[str, Lattice]:
     """Those that stay on their base's lattice."""
     cells = {name: held for name in names if isinstance(held := base.tensors[name], Cells)}
@@ -87,7 +97,7 @@ def _kept(
         frozen = _found(
             "frozen", hints, lambda: _those(lambda name: _is_frozen(cells[name], state[name]), cells)
         )
-        steps = steps_of(scale, _stats(state, hints)) if frozen else {}
+        steps = steps_of(scale, _stats(state, hints), widest) if frozen else {}
         stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
     return {name: Lattice(cells[name].step, cells[name].epoch, cells[name].alphabet) for name in stay}
 
@@ -134,15 +144,6 @@ def _found(what: str, hints: Hints, find: Callable[[], frozenset[str]]) -> froze
         hints.scratch[key] = find()
     names: frozenset[str] = hints.scratch[key]
     return names
-
-
-def _drawn(
-    wanted: Iterable[str], state: Mapping[str, Tensor], scale: float, epoch: int, hints: Hints
-) -> dict[str, Lattice]:
-    """New lattices; their steps depend on all tensors."""
-    stats = _stats(state, hints)
-    steps = steps_of(scale, stats)
-    return {name: Lattice(steps[name], epoch, None, stats[name].std) for name in wanted}
 
 
 def _stats(state: Mapping[str, Tensor], hints: Hints) -> dict[str, TensorStat]:

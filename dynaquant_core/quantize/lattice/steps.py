@@ -171,15 +171,16 @@ def relative_steps(stats: Mapping[str, TensorStat]) -> dict[str, float]:
     return dict(zip(stats, np.exp2(octaves).tolist(), strict=True))
 
 
-def steps_of(scale: float, stats: Mapping[str, TensorStat]) -> dict[str, float]:
-    """Step of each tensor: scale * G * rel_T, rounded (`round_step`); of a vector, at most scale * std_T.
+def steps_of(scale: float, stats: Mapping[str, TensorStat], widest: float = math.inf) -> dict[str, float]:
+    """Step of each tensor: scale * G * rel_T, rounded (`round_step`), at most widest * std_T.
 
-    A bias before a batch norm has no gradient while the norm takes its mean away, and yet its noise is seen
-    once the norm goes by running means.
+    Of a vector, at most scale * std_T as well: a bias before a batch norm has no gradient while the norm
+    takes its mean away, and yet its noise is seen once the norm goes by running means.
 
     Args:
         scale: positive, without a unit; the mean step in mean spreads.
         stats: of every tensor.
+        widest: bound on a step in spreads of its own tensor.
 
     Returns:
         Name -> step.  Where no tensor has a spread, the smallest step there is.
@@ -200,8 +201,11 @@ def steps_of(scale: float, stats: Mapping[str, TensorStat]) -> dict[str, float]:
         return dict.fromkeys(stats, SMALLEST)
     mean = 2.0 ** float(np.average(np.log2(spreads[usual]), weights=weights[usual]))
     steps = {name: scale * mean * step for name, step in relative_steps(stats).items()}
-    caps = {name: scale * stat.std for name, stat in stats.items() if stat.vector and stat.std > 0}
-    return {name: round_step(min(step, caps.get(name, step))) for name, step in steps.items()}
+    caps = {name: min(widest, scale if stat.vector else math.inf) * stat.std for name, stat in stats.items()}
+    return {
+        name: round_step(min(step, caps[name]) if 0 < stats[name].std < math.inf else step)
+        for name, step in steps.items()
+    }
 
 
 def round_step(x: float) -> float:
