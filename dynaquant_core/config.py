@@ -129,8 +129,8 @@ class LatticeConfig(FrozenSettings):
 
     Args:
         scale: mean step of the lattice in mean standard deviations of the weights, 2**-12 to 64; ``"bf16"``
-            or ``"exact"`` go beyond it.  No tensor's step is wider than the method's ``max_step``, so far above
-            it the scale changes nothing.
+            or ``"exact"`` go beyond it.  No tensor's step is wider than the method's ``max_step``, so far
+            above it the scale changes nothing.
 
     Raises:
         ConfigError: the value is of the wrong type or out of range.
