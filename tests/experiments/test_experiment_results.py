@@ -193,7 +193,7 @@ def test_the_summary_says_what_was_saved_and_what_broke(results: Results) -> Non
 
 
 def test_the_page_needs_no_other_file(results: Results) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra plots")
     write_report(results)
     text = (results.path.parent / "report.html").read_text(encoding="utf-8")
     images = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
@@ -207,7 +207,7 @@ def test_the_page_needs_no_other_file(results: Results) -> None:
 
 
 def test_the_page_of_several_models_compares_them_beside_what_was_published(results: Results) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra plots")
     (run,) = results.data["runs"]
     other = {**run, "model": "resnet", "parameters": 304_810, "method": "qd", "options": {}}
     results.data["runs"] += [other]
@@ -231,7 +231,7 @@ def test_a_stage_that_would_hold_up_a_large_training_is_named(results: Results) 
 
 
 def test_without_a_restore_there_is_no_price(results: Results) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra plots")
     results.data["runs"][0] |= {"restores": [], "failures": [], "stale_times_interval": 0.0}
     write_report(results)
     assert "The price of a restore" not in (results.path.parent / "report.html").read_text(encoding="utf-8")
@@ -239,7 +239,7 @@ def test_without_a_restore_there_is_no_price(results: Results) -> None:
 
 
 def test_a_run_without_failures_or_configurations_is_drawn_too(tiny: dict[str, Any]) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra plots")
     quiet = [event for event in diary() if event["event"] != "killed"][4:]
     exact = [event | {"config": None} if event["event"] == "checkpoint" else event for event in quiet]
     assert set(draw(entry(tiny, exact))) == set(PLOTS)

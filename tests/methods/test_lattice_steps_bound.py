@@ -1,0 +1,77 @@
+"""No step is wider than its tensor's own spread, so that restored weights do not grow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dynaquant_core.config import LatticeConfig
+from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.lattice import Lattice
+from dynaquant_core.store import CheckpointStore
+from dynaquant_core.training import Checkpointer
+from tests.methods.conftest import layers, trained
+from tests.methods.streams import store
+
+LATTICE = Lattice()
+MAKE = Lattice.__init__
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_is_restored_is_hardly_larger_than_what_was_saved(restored):
+    """Weights behind a normalisation that grew would learn more slowly, at every restore a little more."""
+    first = state = layers()
+    ref = store(LATTICE, state, None, LatticeConfig(scale=8.0))[2 if restored else 1]
+    for seed in range(3):
+        state = trained(state, seed=seed)
+        _, held, read, _ = store(LATTICE, state, ref, LatticeConfig(scale=8.0 if seed % 2 else 6.0))
+        for name, tensor in read.state().items():
+            if tensor.numel() > 4000:
+                grown = tensor.double().square().sum() / state[name].double().square().sum()
+                assert 1.02 < grown < 1 + 1.6 / 12, name  # a twelfth, and five deviations of the sum
+        ref = read if restored else held
+    free = Lattice(max_step=None).draft(first, None, LatticeConfig(scale=8.0), Hints())
+    grown = dict(free.decoded)["conv.weight"].square().sum() / first["conv.weight"].square().sum()
+    assert grown > 2, "without the bound the scale decides"
+
+
+def unbound(method, **options):
+    """Makes the method as it was: without a bound, and without an option that says so."""
+    MAKE(method, **options)
+    method._widest = math.inf
+
+
+def live(folder, steps):
+    """Trains a small network to a step, restored first if there is anything; its checkpoints."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    inputs, truth = torch.randn(256, 64), torch.randn(256, 10)
+
+    def loss():
+        return nn.functional.mse_loss(model(inputs), truth)
+
+    with Checkpointer(
+        folder, model, optimizer, every=5, evaluate=lambda: loss().item(), threshold=0.5
+    ) as saves:
+        for _ in range(saves.restore(), steps):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+            saves.step()
+    found = CheckpointStore(folder)
+    return [found.info(step) for step in found.steps()]
+
+
+def test_a_run_from_before_the_bound_goes_on_with_it(tmp_path, monkeypatch):
+    """Its scale is not on the axis any more: the search must neither fail nor write a key."""
+    with monkeypatch.context() as before:
+        before.setattr(Lattice, "__init__", unbound)
+        assert live(tmp_path, 10)[-1].config.scale > 2
+    later = live(tmp_path, 20)
+    assert [info.kind for info in later] == ["key", "delta", "delta", "delta"]
+    assert later[-1].config.scale < 2
+    assert all(info.met for info in later)
