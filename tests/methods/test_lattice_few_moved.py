@@ -16,6 +16,7 @@ from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice import Lattice, draft, moved_kernels
 from dynaquant_core.methods.lattice.contexts import FEW_MOVED
+from dynaquant_core.methods.lattice.kept import IMPOSSIBLE
 from dynaquant_core.methods.lattice.layout import KEPT, NEW, Layout, Row
 from dynaquant_core.state import TensorSpec
 from tests.methods.conftest import trained
@@ -57,6 +58,18 @@ def test_kernels_on_words(size, data):
     twins.places(flags, None, expected)
     assert where[:-1].tolist() == expected[:-1].tolist()
     assert_same("remember", base.view(np.uint8), cells.view(np.uint8))
+
+
+@EXAMPLES
+@given(st.integers(1, 60), st.integers(3, 7), st.data())
+def test_kernels_on_moved_weights(size, bits, data):
+    base, cells, values = (data.draw(hnp.arrays(np.uint8, size)) for _ in range(3))
+    where = np.flatnonzero(data.draw(hnp.arrays(np.bool_, size))).astype(np.uint32)
+    at = assert_same("gather_cells", base, where, np.zeros(where.size, np.uint8))[-1]
+    entries = np.random.default_rng(size).integers(1, 1 << 8, 1 << 16).astype(np.uint16)
+    assert_same("gather_residuals", at, cells, where, entries, values[: where.size].copy())
+    entries[:: 1 << 4] += IMPOSSIBLE
+    assert_same("move_cells", at, values[: where.size], where, entries[: 1 << (8 + bits)], bits, cells)
 
 
 # -- whole checkpoints ---------------------------------------------------------------------------

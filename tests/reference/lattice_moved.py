@@ -35,6 +35,25 @@ def places(flags, groups, where):
     where[:-1] = [4 * g + j for g, flag in enumerate(flags.tolist()) for j in range(4) if flag >> j & 1]
 
 
+def gather_cells(base, where, at):
+    at[:] = [base[i] for i in where.tolist()]
+
+
+def gather_residuals(at, cells, where, residuals, values):
+    pairs = [256 * int(before) + int(cells[i]) for before, i in zip(at, where.tolist(), strict=True)]
+    values[:] = [int(residuals[pair]) - 1 for pair in pairs]
+
+
+def move_cells(at, values, where, table, bits, cells):
+    seen = 0
+    for before, value, i in zip(at.tolist(), values.tolist(), where.tolist(), strict=True):
+        beyond, residual = divmod(value + 1, 2**bits)
+        entry = int(table[2**bits * before + residual])
+        cells[i] = entry % 256
+        seen |= entry | 256 * beyond
+    return seen
+
+
 def remember(base, cells):
     for i, (before, now) in enumerate(zip(base.tolist(), cells.tolist(), strict=True)):
         away = now // 8 - before // 8

@@ -104,9 +104,8 @@ def few_moved(cells: Sequence[Cells], base: Mapping[str, Cells | Plain]) -> FewM
     if not 0 < moved * RARE <= own.packed.size:
         return None
     where, ages = _places(flags, moved), _ages(before)
-    at = known.base[where]
-    pairs = at.astype(np.uint16) << np.uint16(8) | own.packed[where]
-    values = (tables(own.alphabet).residuals[pairs] - 1).astype(np.uint8)
+    at, values = _at(known.base, where), np.empty(where.size, np.uint8)
+    kernels.gather_residuals(at, own.packed, where, tables(own.alphabet).residuals, values)
     keys = Keys(at, known.fine)
     scheme, residuals, size = cheapest(joint_counts(values, at), keys.fine, SCHEMES)
     joint = joint_counts(flags, ages)
@@ -131,16 +130,11 @@ def refill(source: StreamSource, name: str, known: KeptLattice, scheme: int) -> 
     cells = np.empty(before.size, np.uint32)
     kernels.age_cells(before, cells)
     found = cells.view(np.uint8)[:n]
-    where, known_tables = _places(flags, kernels.count_flags(flags)), tables(known.alphabet)
-    at = known.base[where]
-    values = np.empty(where.size, np.uint8)
+    where, entries = _places(flags, kernels.count_flags(flags)), tables(known.alphabet)
+    at, values = _at(known.base, where), np.empty(where.size, np.uint8)
     decode_stream(source, name, "residuals", values, Keys(at, known.fine).contexts(SCHEMES[scheme]))
-    if values.size and int(values.max()) + 1 >= 1 << known_tables.bits:
+    if kernels.move_cells(at, values, where, entries.cells, entries.bits, found) >= IMPOSSIBLE:
         raise CorruptFileError(f"tensor {name}: a residual leads to a cell that does not exist.")
-    moved = known_tables.cells[(at.astype(np.uint32) << np.uint32(known_tables.bits)) + values + np.uint32(1)]
-    if (moved & IMPOSSIBLE).any():
-        raise CorruptFileError(f"tensor {name}: a residual leads to a cell that does not exist.")
-    found[where] = moved.astype(np.uint8)
     return found
 
 
@@ -149,6 +143,13 @@ def _words(packed: Bytes) -> Words:
     missing = -packed.size % 4
     whole = np.append(packed, np.zeros(missing, np.uint8)) if missing else np.ascontiguousarray(packed)
     return whole.view("<u4")
+
+
+def _at(base: Bytes, where: Words) -> Bytes:
+    """The base's cells at some positions."""
+    at = np.empty(where.size, np.uint8)
+    kernels.gather_cells(base, where, at)
+    return at
 
 
 def _ages(words: Words) -> Bytes:

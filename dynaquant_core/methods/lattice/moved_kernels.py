@@ -1,6 +1,7 @@
 """Compiled loops over cells of a lattice that stays, four narrow cells a word: who moved, how old moves are.
 
-Plain arithmetic without branches or tables, which compilers turn into vectors in all but `places`.
+Those that see every weight are plain arithmetic without branches or tables, which compilers turn into
+vectors in all but `places`; the rest visit moved weights alone.
 Serial, without allocation, never raising.  Twins: tests/reference/lattice_moved.py.
 """
 
@@ -13,7 +14,17 @@ from numpy.typing import NDArray
 
 from dynaquant_core.jit import kernel
 
-__all__ = ["age_cells", "count_flags", "flag_moves", "gather_ages", "places", "remember"]
+__all__ = [
+    "age_cells",
+    "count_flags",
+    "flag_moves",
+    "gather_ages",
+    "gather_cells",
+    "gather_residuals",
+    "move_cells",
+    "places",
+    "remember",
+]
 
 Words = NDArray[np.uint32]
 Bytes = NDArray[np.uint8]
@@ -24,7 +35,7 @@ _PLACES = np.uint64(0x1F1F1F1F)
 #: Multipliers that bring bit 0, or bits 0 and 1, of each byte of a word together from bit 24 on.
 _FLAGS_TOGETHER = np.uint64(1 << 24 | 1 << 17 | 1 << 10 | 1 << 3)
 _AGES_TOGETHER = np.uint64(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)
-_1, _2, _3, _5, _24 = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(5), np.uint64(24)
+_1, _2, _3, _5, _8, _24 = (np.uint64(number) for number in (1, 2, 3, 5, 8, 24))
 _15, _255 = np.uint64(15), np.uint64(255)
 
 
@@ -89,6 +100,58 @@ def places(flags: Bytes, groups: Words, where: Words) -> None:
         for j in range(4):
             where[found] = first + np.uint64(j)
             found += (flag >> np.uint64(j)) & _1
+
+
+@kernel
+def gather_cells(base: Bytes, where: Words, at: Bytes) -> None:
+    """Writes the base's cells of the weights that moved: ``at[i] = base[where[i]]``."""
+    for i in range(np.uint64(where.size)):
+        at[i] = base[where[i]]
+
+
+@kernel
+def gather_residuals(
+    at: Bytes, cells: Bytes, where: Words, residuals: NDArray[np.uint16], values: Bytes
+) -> None:
+    """Writes the residuals of the weights that moved, less 1; none of them is 0, as they moved.
+
+    Args:
+        at: uint8[m], the base's cells.
+        cells: uint8[n], all cells.
+        where: uint32[m].
+        residuals: uint16[2^16], `kept.Tables.residuals`.
+        values: uint8[m], written.
+    """
+    for i in range(np.uint64(where.size)):
+        values[i] = residuals[np.uint64(at[i]) << _8 | np.uint64(cells[where[i]])] - np.uint16(1)
+
+
+@kernel
+def move_cells(
+    at: Bytes, values: Bytes, where: Words, table: NDArray[np.uint16], bits: Any, cells: Bytes
+) -> Any:
+    """Writes the cells of the weights that moved, histories included; the counterpart of `gather_residuals`.
+
+    Args:
+        at: uint8[m], the base's cells.
+        values: uint8[m], residuals less 1.
+        where: uint32[m].
+        table: uint16[2^(8 + bits)], `kept.Tables.cells`.
+        bits: of the largest residual; hostile residuals are cut to them.
+        cells: uint8[n], written at ``where``.
+
+    Returns:
+        All bits of the entries used and of the residuals beyond ``bits``, set at `kept.IMPOSSIBLE` or above
+        if one of them leads nowhere.
+    """
+    bits = np.uint64(bits)
+    mask, seen = (_1 << bits) - _1, np.uint64(0)
+    for i in range(np.uint64(where.size)):
+        residual = np.uint64(values[i]) + _1
+        cell = np.uint64(table[np.uint64(at[i]) << bits | (residual & mask)])
+        cells[where[i]] = cell
+        seen |= cell | (residual >> bits) << _8
+    return seen
 
 
 @kernel
