@@ -129,8 +129,8 @@ class LatticeConfig(FrozenSettings):
 
     Args:
         scale: mean step of the lattice in mean standard deviations of the weights, 2**-12 to 64; ``"bf16"``
-            or ``"exact"`` go beyond it.  No tensor's step is wider than the method's ``max_step``, so far
-            above it the scale changes nothing.
+            or ``"exact"`` go beyond it.  Far above the method's ``max_step`` it moves only tensors which that
+            leaves free.
 
     Raises:
         ConfigError: the value is of the wrong type or out of range.
@@ -229,7 +229,8 @@ class LatticeOptions(FrozenSettings):
             the movement stays (docs/restoring.md).
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100; None: no bound.
             A step of s adds s^2 / 12 of the weights' own energy, which stays after a restore; behind a
-            normalisation larger weights learn more slowly (docs/restoring.md).
+            normalisation larger weights learn more slowly (docs/restoring.md).  It holds for convolutions and
+            for tensors whose optimizer keeps no second moments; matrices under Adam and its kin are free.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.

@@ -17,6 +17,7 @@ from dynaquant_core.state.spec import TensorSpec
 
 __all__ = [
     "Draft",
+    "FitsSpace",
     "Hints",
     "Merging",
     "Method",
@@ -182,6 +183,21 @@ class Space:
     rises: Mapping[str, float] = field(default_factory=dict)
     near: int = 1
     max_noise: float | None = None
+
+
+@runtime_checkable
+class FitsSpace(Protocol):
+    """A method that knows points of its space to be alike for some tensors."""
+
+    def fitted(self, space: Space, state: Mapping[str, Tensor], hints: Hints) -> Space:
+        """The part of its space in which points differ.
+
+        Args:
+            space: what `Method.space` returned, or a narrower one.
+            state: the live tensors that it takes, by name.
+            hints: of the save.
+        """
+        ...
 
 
 def spares_gradients(method: object) -> bool:

@@ -20,6 +20,9 @@ EMBEDDING = re.compile(r"^(?:embed(?:ding|dings|der|s)?|emb|wte|wpe|tok_?emb|pos
 ATTENTION = re.compile(r"^(?:attn|attention|selfattention|mha|qkv|qkvo?|crossattention)\d*$")
 PROJECTION = re.compile(r"(?:^|[._])(?:[qkvo]_proj|in_proj|out_proj|to_[qkv]|query_key_value)(?:[._]|$)")
 
+#: Of convolutions over sequences.
+LONGEST_KERNEL = 128
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -27,7 +30,8 @@ def layer_type(name: str, shape: tuple[int, ...]) -> str:
     """The type of a tensor known by name and shape only.
 
     By name first (embed, wte, wpe; attn, attention, q_proj ...), then by rank: 3-D and up convolution, 2-D
-    linear.  A 4-D tensor is a convolution whatever its name: patch embeddings are convolutions.
+    linear.  A 4-D tensor is a convolution whatever its name: patch embeddings are convolutions.  Of three
+    dimensions, the last tells a kernel, which is short, from a stack of matrices, such as experts, one each.
 
     Args:
         name: dotted name of the tensor.
@@ -49,7 +53,7 @@ def layer_type(name: str, shape: tuple[int, ...]) -> str:
         return "embedding"
     if on_attention_path(name):
         return "attention"
-    return "convolution" if len(shape) == 3 else "linear"
+    return "convolution" if len(shape) == 3 and shape[-1] <= LONGEST_KERNEL else "linear"
 
 
 def layer_types(model: nn.Module | Mapping[str, nn.Module]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dynaquant_core.errors import ConfigError, SaveError
 from dynaquant_core.format import FileWriter, TensorEntry
-from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream
+from dynaquant_core.methods.base import Draft, FitsSpace, Hints, Method, Reference, Space, Stream
 from dynaquant_core.methods.moments import least_bytes
 from dynaquant_core.state import TensorSpec, Tree
 from dynaquant_core.store.info import CheckpointInfo
@@ -57,7 +57,7 @@ class Saving:
     ) -> None:
         self.step = step
         self.live: Mapping[str, Tensor] = division.tensors.get("weights", {})
-        self.space: Space = division.methods["weights"].space(gradients=bool(hints.gradients))
+        self.space: Space = space_of(division.methods["weights"], self.live, hints)
         self._tree = tree
         self._division = division
         self._hints = hints
@@ -135,6 +135,12 @@ class Saving:
         return tuple(
             TensorEntry(name, spec.shape, spec.dtype, roles[name], part_of[name]) for name, spec in specs
         )
+
+
+def space_of(method: Method, live: Mapping[str, Tensor], hints: Hints) -> Space:
+    """What may be tried with these tensors."""
+    space = method.space(gradients=bool(hints.gradients))
+    return method.fitted(space, live, hints) if isinstance(method, FitsSpace) else space
 
 
 class Sealed:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dynaquant_core.config import LatticeConfig
 from dynaquant_core.errors import ConfigError, CorruptFileError, LimitError, MissingBaseError
+from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice import Lattice
 from dynaquant_core.methods.lattice.layout import EXACT, KEPT, NEW, Layout, Row
 from dynaquant_core.methods.registry import resolve_method
@@ -76,7 +77,8 @@ def test_the_bound_on_noise_reaches_the_search_and_is_recorded_where_it_is_not_t
     ("widest", "count", "boldest"), [(1.0, 37, 1.96), (None, 48, 8.0), (0.05, 13, 0.091)]
 )
 def test_space_is_one_axis_from_careful_to_bold_and_ends_exact(widest, count, boldest):
-    space = Lattice(max_step=widest).space(gradients=False)
+    method = Lattice(max_step=widest)
+    space = method.fitted(method.space(gradients=False), {"w": torch.ones(20, 20)}, Hints())
     (scales,) = space.axes.values()
     assert len(scales) == count
     assert scales[-1] == pytest.approx(boldest, rel=0.01)

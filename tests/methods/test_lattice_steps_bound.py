@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,6 +39,40 @@ def test_what_is_restored_is_hardly_larger_than_what_was_saved(restored):
     assert grown > 2, "without the bound the scale decides"
 
 
+def grown(method, state, hints):
+    """Energy of what a reader gets of each large tensor over the tensor's own, at the boldest scale."""
+    decoded = dict(method.draft(state, None, LatticeConfig(scale=8.0), hints).decoded)
+    return {
+        name: float(decoded[name].double().square().sum() / tensor.double().square().sum())
+        for name, tensor in state.items()
+        if tensor.numel() > 4000
+    }
+
+
+def test_matrices_under_adam_are_free_and_convolutions_are_not():
+    """An optimizer that divides by the root of second moments moves large matrices on; a convolution slows."""
+    state = layers()
+    every = Hints(fisher=dict.fromkeys(state, 1e-6))
+    bounded, free = grown(LATTICE, state, Hints()), grown(LATTICE, state, every)
+    assert all(energy < 1.14 for energy in bounded.values())
+    for name, energy in free.items():
+        assert (energy < 1.14) == (state[name].dim() > 2), name
+    told = Hints(fisher=every.fisher, layer_types=dict.fromkeys(state, "convolution"))
+    assert all(energy < 1.14 for energy in grown(LATTICE, state, told).values())
+
+
+def test_search_tries_bold_scales_only_where_they_change_something():
+    matrices = {name: tensor for name, tensor in layers().items() if tensor.dim() == 2}
+    space = LATTICE.space(gradients=False)
+    known = Hints(fisher=dict.fromkeys(matrices, 1e-6))
+    assert LATTICE.fitted(space, matrices, known) == space
+    low = LATTICE.fitted(space, matrices, Hints()).axes["scale"]
+    assert low == space.axes["scale"][: len(low)]
+    assert low[-1] <= 2 < space.axes["scale"][len(low)]
+    narrow = replace(space, axes={"scale": (5.0,)})
+    assert LATTICE.fitted(narrow, matrices, Hints()) == narrow, "a scale that was fixed is kept"
+
+
 def unbound(method, **options):
     """Makes the method as it was: without a bound, and without an option that says so."""
     MAKE(method, **options)
@@ -48,7 +83,7 @@ def live(folder, steps):
     """Trains a small network to a step, restored first if there is anything; its checkpoints."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     inputs, truth = torch.randn(256, 64), torch.randn(256, 10)
 
     def loss():

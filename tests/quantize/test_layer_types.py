@@ -87,6 +87,7 @@ def test_several_models_are_prefixed():
         ("norm.weight", (768,), "other"),
         ("step", (), "other"),
         ("member.weight", (8, 8), "linear"),
+        ("mlp.experts.gate_up_proj", (8, 256, 512), "linear"),
     ],
 )
 def test_names_and_ranks_decide_without_a_model(name, shape, expected):

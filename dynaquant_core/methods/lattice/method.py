@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import inf, log2
 from typing import Any
 
@@ -13,7 +14,7 @@ from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream, 
 from dynaquant_core.methods.lattice.decode import decode_streams
 from dynaquant_core.methods.lattice.draft import LatticeDraft
 from dynaquant_core.methods.lattice.held import Held
-from dynaquant_core.methods.lattice.plan import fresh_epoch, next_epoch, plan
+from dynaquant_core.methods.lattice.plan import bound_share, fresh_epoch, next_epoch, plan
 from dynaquant_core.methods.lattice.rekey import rekey_streams
 from dynaquant_core.state.roles import fits_float32, is_quantisable
 
@@ -21,8 +22,10 @@ __all__ = ["Lattice"]
 
 #: The boldest scale tried, how much finer each next one is, and how many there are (down to 0.02).
 BOLDEST, RATIO, SCALES = 8.0, 0.88, 48
-#: Scales above so many times the widest step change little: most tensors have it already.
+#: Scales above so many times the widest step change little: most bounded tensors have it already.
 BOUND = 2.0
+#: Where fewer weights than this share are free, the search does without scales that move only those.
+FREE = 0.05
 
 
 class Lattice:
@@ -68,8 +71,7 @@ class Lattice:
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002 - steps know without
         """One axis of scales, and what lies beyond."""
-        axis = (round(BOLDEST * RATIO**number, 6) for number in reversed(range(SCALES)))
-        scales = tuple(scale for scale in axis if scale <= BOUND * self._widest)
+        scales = tuple(round(BOLDEST * RATIO**number, 6) for number in reversed(range(SCALES)))
         beyond: tuple[Scale, ...] = (0.01, 0.003, "bf16", "exact")
         return Space(
             build=scale_point,
@@ -82,6 +84,14 @@ class Lattice:
             near=8,
             max_noise=self._options.max_noise,
         )
+
+    def fitted(self, space: Space, state: Mapping[str, Tensor], hints: Hints) -> Space:
+        """Without the scales at which nearly every step is at its bound; see `methods.base.FitsSpace`."""
+        if bound_share(state, hints) <= 1 - FREE:
+            return space
+        scales = space.axes["scale"]
+        low = tuple(scale for scale in scales if scale <= BOUND * self._widest)
+        return replace(space, axes={"scale": low or scales[:1]})
 
     def accepts(self, tensor: Tensor) -> bool:
         """Floating matrices of at least 256 finite elements; the rest is stored exactly."""

@@ -15,10 +15,11 @@ from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of
+from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.state.raw import words_of
 from dynaquant_core.threads import map_threads
 
-__all__ = ["Lattice", "Plan", "fresh_epoch", "next_epoch", "plan"]
+__all__ = ["Lattice", "Plan", "bound_share", "fresh_epoch", "next_epoch", "plan"]
 
 #: Weights of each tensor that the first epoch of a chain depends on.
 DRAWN_FROM = 1 << 10
@@ -61,7 +62,7 @@ class Plan:
 def plan(
     state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints, widest: float = math.inf
 ) -> Plan:
-    """Plans a save; steps that are drawn are at most ``widest`` spreads of their tensor.
+    """Plans a save; steps that are drawn are at most ``widest`` spreads of their tensor, if it is not free.
 
     A lattice stays while the scale does and the run goes on.  Where the scale changes, a frozen tensor's
     stays too, unless its steps are too wide now: it costs nothing there.  After a restore every offset is
@@ -152,11 +153,33 @@ def _stats(state: Mapping[str, Tensor], hints: Hints) -> dict[str, TensorStat]:
     if known is None:
         spreads = map_threads(spread, list(state.values()))
         known = {
-            name: TensorStat(tensor.numel(), std, _fisher(name, hints), tensor.dim() == 1)
+            name: TensorStat(
+                tensor.numel(), std, _fisher(name, hints), tensor.dim() == 1, _is_free(name, tensor, hints)
+            )
             for (name, tensor), std in zip(state.items(), spreads, strict=True)
         }
         hints.scratch["lattice", "stats"] = known
     return known
+
+
+def _is_free(name: str, tensor: Tensor, hints: Hints) -> bool:
+    """Whether noise may make a tensor larger without slowing it for the rest of the run.
+
+    Behind a normalisation only the direction of weights counts, and steps of SGD turn weights of twice the
+    energy half as far; convolutions mostly stand there.  Matrices whose optimizer divides by the root of its
+    second moments ended no worse however large they grew (docs/restoring.md).
+    """
+    if tensor.dim() < 2 or name not in hints.fisher:
+        return False
+    kind = hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
+    return kind != "convolution"
+
+
+def bound_share(state: Mapping[str, Tensor], hints: Hints) -> float:
+    """Share of the weights whose steps are bounded; 1 where there are none."""
+    sizes = {name: tensor.numel() for name, tensor in state.items()}
+    free = sum(size for name, size in sizes.items() if _is_free(name, state[name], hints))
+    return 1 - free / max(sum(sizes.values()), 1)
 
 
 def _fisher(name: str, hints: Hints) -> float | None:

@@ -54,12 +54,14 @@ class TensorStat:
         fisher: mean of their squared gradients, such as Adam's bias-corrected second moments; None where
             nothing is known.
         vector: it has one dimension, so its bytes hardly count.
+        free: noise may make it larger, so that no bound in spreads holds for it.
     """
 
     count: int
     std: float
     fisher: float | None = None
     vector: bool = False
+    free: bool = False
 
 
 def spread(tensor: Tensor) -> float:
@@ -172,7 +174,7 @@ def relative_steps(stats: Mapping[str, TensorStat]) -> dict[str, float]:
 
 
 def steps_of(scale: float, stats: Mapping[str, TensorStat], widest: float = math.inf) -> dict[str, float]:
-    """Step of each tensor: scale * G * rel_T, rounded (`round_step`), at most widest * std_T.
+    """Step of each tensor: scale * G * rel_T, rounded (`round_step`), at most widest * std_T unless free.
 
     Of a vector, at most scale * std_T as well: a bias before a batch norm has no gradient while the norm
     takes its mean away, and yet its noise is seen once the norm goes by running means.
@@ -201,11 +203,13 @@ def steps_of(scale: float, stats: Mapping[str, TensorStat], widest: float = math
         return dict.fromkeys(stats, SMALLEST)
     mean = 2.0 ** float(np.average(np.log2(spreads[usual]), weights=weights[usual]))
     steps = {name: scale * mean * step for name, step in relative_steps(stats).items()}
-    caps = {name: min(widest, scale if stat.vector else math.inf) * stat.std for name, stat in stats.items()}
-    return {
-        name: round_step(min(step, caps[name]) if 0 < stats[name].std < math.inf else step)
-        for name, step in steps.items()
-    }
+    return {name: round_step(min(step, _cap(stats[name], scale, widest))) for name, step in steps.items()}
+
+
+def _cap(stat: TensorStat, scale: float, widest: float) -> float:
+    """The widest step that a tensor may have."""
+    spreads = min(math.inf if stat.free else widest, scale if stat.vector else math.inf)
+    return spreads * stat.std if 0 < stat.std < math.inf else math.inf
 
 
 def round_step(x: float) -> float:
