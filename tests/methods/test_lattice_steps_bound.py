@@ -50,7 +50,7 @@ def grown(method, state, hints):
 
 
 def test_matrices_under_adam_are_free_and_convolutions_are_not():
-    """An optimizer that divides by the root of second moments moves large matrices on; a convolution slows."""
+    """Steps divided by the root of second moments keep large matrices moving; a norm does not."""
     state = layers()
     every = Hints(fisher=dict.fromkeys(state, 1e-6))
     bounded, free = grown(LATTICE, state, Hints()), grown(LATTICE, state, every)
