@@ -229,8 +229,9 @@ class LatticeOptions(FrozenSettings):
             the movement stays (docs/restoring.md).
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100; None: no bound.
             A step of s adds s^2 / 12 of the weights' own energy, which stays after a restore; behind a
-            normalisation larger weights learn more slowly (docs/restoring.md).  It holds for convolutions and
-            for tensors whose optimizer keeps no second moments; matrices under Adam and its kin are free.
+            normalisation larger weights learn more slowly (docs/restoring.md).
+        max_step_of: ``"slowed"``: the bound holds for convolutions and for tensors whose optimizer keeps no
+            second moments, while matrices under Adam and its kin are free; ``"all"``: for every tensor.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.
@@ -242,6 +243,7 @@ class LatticeOptions(FrozenSettings):
 
     max_noise: float | None = MAX_NOISE
     max_step: float | None = MAX_STEP
+    max_step_of: Literal["slowed", "all"] = "slowed"
 
     def __post_init__(self) -> None:
         for name, least, most in (("max_noise", 1e-3, 1e9), ("max_step", 0.05, 100.0)):
@@ -249,10 +251,11 @@ class LatticeOptions(FrozenSettings):
             if value is not None:
                 require_number("method lattice", name, value, least, most)
                 object.__setattr__(self, name, float(value))
+        require_choice("method lattice", "max_step_of", self.max_step_of, ("slowed", "all"))
 
     def as_dict(self) -> dict[str, Any]:
         """What differs from the default: it says nothing to a reader and is younger than many files."""
-        usual = {"max_noise": MAX_NOISE, "max_step": MAX_STEP}
+        usual = {"max_noise": MAX_NOISE, "max_step": MAX_STEP, "max_step_of": "slowed"}
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 

@@ -56,6 +56,7 @@ def test_points_come_back_from_their_data_and_unknown_keys_are_refused():
         {"max_noise": math.nan},
         {"max_step": 0.01},
         {"max_step": "wide"},
+        {"max_step_of": "matrices"},
     ],
 )
 def test_other_options_are_config_errors(options):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 from dynaquant_core.config import LatticeConfig
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice import Lattice
+from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.training import Checkpointer
 from tests.methods.conftest import layers, trained
@@ -57,6 +57,7 @@ def test_matrices_under_adam_are_free_and_convolutions_are_not():
     assert all(energy < 1.14 for energy in bounded.values())
     for name, energy in free.items():
         assert (energy < 1.14) == (state[name].dim() > 2), name
+    assert all(energy < 1.14 for energy in grown(Lattice(max_step_of="all"), state, every).values())
     told = Hints(fisher=every.fisher, layer_types=dict.fromkeys(state, "convolution"))
     assert all(energy < 1.14 for energy in grown(LATTICE, state, told).values())
 
@@ -76,7 +77,7 @@ def test_search_tries_bold_scales_only_where_they_change_something():
 def unbound(method, **options):
     """Makes the method as it was: without a bound, and without an option that says so."""
     MAKE(method, **options)
-    method._widest = math.inf
+    method._bound = Bound()
 
 
 def live(folder, steps):

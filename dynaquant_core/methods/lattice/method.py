@@ -11,10 +11,11 @@ from torch import Tensor
 
 from dynaquant_core.config import LatticeConfig, LatticeOptions, Scale
 from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream, StreamSource
+from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.decode import decode_streams
 from dynaquant_core.methods.lattice.draft import LatticeDraft
 from dynaquant_core.methods.lattice.held import Held
-from dynaquant_core.methods.lattice.plan import bound_share, fresh_epoch, next_epoch, plan
+from dynaquant_core.methods.lattice.plan import fresh_epoch, next_epoch, plan
 from dynaquant_core.methods.lattice.rekey import rekey_streams
 from dynaquant_core.state.roles import fits_float32, is_quantisable
 
@@ -23,7 +24,7 @@ __all__ = ["Lattice"]
 #: The boldest scale tried, how much finer each next one is, and how many there are (down to 0.02).
 BOLDEST, RATIO, SCALES = 8.0, 0.88, 48
 #: Scales above so many times the widest step change little: most bounded tensors have it already.
-BOUND = 2.0
+NARROW = 2.0
 #: Where fewer weights than this share are free, the search does without scales that move only those.
 FREE = 0.05
 
@@ -56,7 +57,8 @@ class Lattice:
 
     def __init__(self, **options: Any) -> None:
         self._options = LatticeOptions.from_dict(options)
-        self._widest = inf if self._options.max_step is None else self._options.max_step
+        widest = inf if self._options.max_step is None else self._options.max_step
+        self._bound = Bound(widest, everywhere=self._options.max_step_of == "all")
 
     def __repr__(self) -> str:
         return f"Lattice({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"
@@ -87,10 +89,10 @@ class Lattice:
 
     def fitted(self, space: Space, state: Mapping[str, Tensor], hints: Hints) -> Space:
         """Without the scales at which nearly every step is at its bound; see `methods.base.FitsSpace`."""
-        if bound_share(state, hints) <= 1 - FREE:
+        if self._bound.free_share(state, hints) >= FREE:
             return space
         scales = space.axes["scale"]
-        low = tuple(scale for scale in scales if scale <= BOUND * self._widest)
+        low = tuple(scale for scale in scales if scale <= NARROW * self._bound.widest)
         return replace(space, axes={"scale": low or scales[:1]})
 
     def accepts(self, tensor: Tensor) -> bool:
@@ -107,7 +109,7 @@ class Lattice:
         if isinstance(config.scale, str):
             epoch = fresh_epoch(state) if base is None else next_epoch(base)
             return LatticeDraft(config, state, base, None, epoch)
-        goes = plan(state, base, config.scale, hints, self._widest)
+        goes = plan(state, base, config.scale, hints, self._bound)
         return LatticeDraft(config, state, base, goes, goes.epoch)
 
     def decode(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,15 +10,15 @@ import xxhash
 from torch import Tensor
 
 from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of
-from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.state.raw import words_of
 from dynaquant_core.threads import map_threads
 
-__all__ = ["Lattice", "Plan", "bound_share", "fresh_epoch", "next_epoch", "plan"]
+__all__ = ["Lattice", "Plan", "fresh_epoch", "next_epoch", "plan"]
 
 #: Weights of each tensor that the first epoch of a chain depends on.
 DRAWN_FROM = 1 << 10
@@ -60,23 +59,24 @@ class Plan:
 
 
 def plan(
-    state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints, widest: float = math.inf
+    state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints, bound: Bound | None = None
 ) -> Plan:
-    """Plans a save; steps that are drawn are at most ``widest`` spreads of their tensor, if it is not free.
+    """Plans a save; steps that are drawn keep the bound, if there is one.
 
     A lattice stays while the scale does and the run goes on.  Where the scale changes, a frozen tensor's
     stays too, unless its steps are too wide now: it costs nothing there.  After a restore every offset is
     drawn anew: the weights began on points of the old lattice and would snap back to them.  Only a tensor
     that still is what the base decodes to stays where it is: its noise would add up from restore to restore.
     """
+    bound = bound or Bound()
     level = _found("level", hints, lambda: _those(lambda name: _is_level(state[name]), state))
     rough = [name for name in state if name not in level]
     epoch = fresh_epoch(state) if base is None else next_epoch(base)
-    lattices = {} if base is None else _kept(rough, state, base, scale, hints, widest)
+    lattices = {} if base is None else _kept(rough, state, base, scale, hints, bound)
     new = [name for name in rough if name not in lattices]
     if new:
-        stats = _stats(state, hints)
-        steps = steps_of(scale, stats, widest)  # which depend on all tensors
+        stats = _stats(state, hints, bound)
+        steps = steps_of(scale, stats, bound.widest)  # which depend on all tensors
         lattices |= {name: Lattice(steps[name], epoch, None, stats[name].std) for name in new}
     return Plan({name: lattices.get(name) for name in state}, epoch)
 
@@ -87,7 +87,7 @@ def _kept(
     base: Held,
     scale: float,
     hints: Hints,
-    widest: float,
+    bound: Bound,
 ) -> dict[str, Lattice]:
     """Those that stay on their base's lattice."""
     cells = {name: held for name in names if isinstance(held := base.tensors[name], Cells)}
@@ -98,7 +98,7 @@ def _kept(
         frozen = _found(
             "frozen", hints, lambda: _those(lambda name: _is_frozen(cells[name], state[name]), cells)
         )
-        steps = steps_of(scale, _stats(state, hints), widest) if frozen else {}
+        steps = steps_of(scale, _stats(state, hints, bound), bound.widest) if frozen else {}
         stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
     return {name: Lattice(cells[name].step, cells[name].epoch, cells[name].alphabet) for name in stay}
 
@@ -147,39 +147,19 @@ def _found(what: str, hints: Hints, find: Callable[[], frozenset[str]]) -> froze
     return names
 
 
-def _stats(state: Mapping[str, Tensor], hints: Hints) -> dict[str, TensorStat]:
+def _stats(state: Mapping[str, Tensor], hints: Hints, bound: Bound) -> dict[str, TensorStat]:
     """Measured once a save, whatever the number of drafts."""
-    known: dict[str, TensorStat] | None = hints.scratch.get(("lattice", "stats"))
+    known: dict[str, TensorStat] | None = hints.scratch.get(("lattice", "stats", bound))
     if known is None:
         spreads = map_threads(spread, list(state.values()))
         known = {
             name: TensorStat(
-                tensor.numel(), std, _fisher(name, hints), tensor.dim() == 1, _is_free(name, tensor, hints)
+                tensor.numel(), std, _fisher(name, hints), tensor.dim() == 1, bound.frees(name, tensor, hints)
             )
             for (name, tensor), std in zip(state.items(), spreads, strict=True)
         }
-        hints.scratch["lattice", "stats"] = known
+        hints.scratch["lattice", "stats", bound] = known
     return known
-
-
-def _is_free(name: str, tensor: Tensor, hints: Hints) -> bool:
-    """Whether noise may make a tensor larger without slowing it for the rest of the run.
-
-    Behind a normalisation only the direction of weights counts, and steps of SGD turn weights of twice the
-    energy half as far; convolutions mostly stand there.  Matrices whose optimizer divides by the root of its
-    second moments ended no worse however large they grew (docs/restoring.md).
-    """
-    if tensor.dim() < 2 or name not in hints.fisher:
-        return False
-    kind = hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
-    return kind != "convolution"
-
-
-def bound_share(state: Mapping[str, Tensor], hints: Hints) -> float:
-    """Share of the weights whose steps are bounded; 1 where there are none."""
-    sizes = {name: tensor.numel() for name, tensor in state.items()}
-    free = sum(size for name, size in sizes.items() if _is_free(name, state[name], hints))
-    return 1 - free / max(sum(sizes.values()), 1)
 
 
 def _fisher(name: str, hints: Hints) -> float | None:
