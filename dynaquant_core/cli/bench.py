@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +16,8 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["bench", "count"]
 
+#: Digits, perhaps with a point between.
+DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
 COLUMNS = (
     "<stage",
@@ -78,14 +82,15 @@ def count(text: str) -> int:
     """A positive whole number, perhaps with k, M or G behind it.
 
     Example:
-        >>> count("10M"), count("300k"), count("2")
-        (10000000, 300000, 2)
+        >>> count("10M"), count("3.2k"), count("2")
+        (10000000, 3200, 2)
     """
     word = text.strip().lower()
     factor = SUFFIXES.get(word[-1:], 1)
     digits = word[:-1] if factor > 1 else word
-    if not digits.isdecimal() or int(digits) == 0:
+    number = Decimal(digits) * factor if DECIMAL.fullmatch(digits) else Decimal(0)
+    if not number or number % 1:
         raise ConfigError(
-            f"{text!r} is not a positive number such as 2, 300k or 10M; separate several by commas."
+            f"{text!r} is not a positive number such as 2, 300k or 3.2M; separate several by commas."
         )
-    return int(digits) * factor
+    return int(number)

@@ -38,7 +38,7 @@ def test_nothing_is_compiled_after_warm(tmp_path: Path) -> None:
     assert listings[0] == listings[1]
 
 
-@pytest.mark.parametrize("word", ["0", "-1", "1.5M", "", "M"])
+@pytest.mark.parametrize("word", ["0", "-1", "1.5", "0.0001k", "1.5.2M", ".5M", "1e3", "", "M", "\u0663"])
 def test_counts_are_positive_whole_numbers(word: str) -> None:
     with pytest.raises(ConfigError):
         count(word)
