@@ -96,12 +96,10 @@ def put_weights(model: nn.Module, tree: Mapping[str, Any]) -> None:
 
 
 def _differences(prefix: str, live: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
-    """One phrase for each name that is on one side only, and for each other shape."""
-    for name in live.keys() - stored.keys():
-        yield f"{prefix}{name} is not in the checkpoint"
-    for name in stored.keys() - live.keys():
-        yield f"{prefix}{name} is not in the model"
-    for name in live.keys() & stored.keys():
+    """One phrase for each name that is on one side only, and for each other shape; in the model's order."""
+    yield from (f"{prefix}{name} is not in the checkpoint" for name in live if name not in stored)
+    yield from (f"{prefix}{name} is not in the model" for name in stored if name not in live)
+    for name in (name for name in live if name in stored):
         here, there = live[name], stored[name]
         if isinstance(here, Mapping):
             yield from _differences(f"{prefix}{name}.", here, there)
