@@ -15,7 +15,7 @@ from dynaquant_core.comm import two_bit
 from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.wire import Plan
 from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
-from tests.comm.ranks import BELOW, BY_NAME, SIZES, Products, gradients, told, wrapped
+from tests.comm.products import BELOW, BY_NAME, SIZES, Products, gradients, told, wrapped
 from tests.comm.test_two_bit_ranks import residuals, senders, step_all
 
 EXAMPLES = settings(max_examples=60, deadline=None)

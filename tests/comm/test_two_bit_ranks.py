@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dynaquant_core.state import matches
-from tests.comm.ranks import BELOW, BY_NAME, SIZES, STEPS, gradients
+from tests.comm.products import BELOW, BY_NAME, SIZES, gradients
+from tests.comm.ranks import STEPS
 from tests.gloo import Found, play
 from tests.reference.two_bit_steps import Sender, reduced, single
 

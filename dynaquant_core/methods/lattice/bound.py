@@ -3,8 +3,8 @@
 A step of s spreads adds s^2 / 12 of a tensor's own energy, which a restore leaves there.  Behind a
 normalisation only the direction of weights counts, so that larger ones turn less at each step of the
 optimizer; convolutions mostly stand there.  Without second moments (SGD) the gradient shrinks too as the
-weights behind a normalisation grow.  Matrices under Adam and its kin ended no worse however large they grew
-(docs/restoring.md).
+weights behind a normalisation grow.  Matrices of transformers under Adam ended no worse however large they
+grew (docs/restoring.md), so matrices are free wherever an optimizer keeps second moments.
 """
 
 from __future__ import annotations
