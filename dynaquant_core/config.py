@@ -230,8 +230,9 @@ class LatticeOptions(FrozenSettings):
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100; None: no bound.
             A step of s adds s^2 / 12 of the weights' own energy, which stays after a restore; behind a
             normalisation larger weights learn more slowly (docs/restoring.md).
-        max_step_of: ``"slowed"``: the bound holds for convolutions and for tensors whose optimizer keeps no
-            second moments, while matrices under Adam and its kin are free; ``"all"``: for every tensor.
+        max_step_of: ``"slowed"``: the bound holds for convolutions, for linear layers with a batch norm
+            beside them and for tensors whose optimizer keeps no second moments, while all other matrices
+            under Adam and its kin are free; ``"all"``: for every tensor.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.

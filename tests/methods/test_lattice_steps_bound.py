@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dynaquant_core.config import LatticeConfig
+from dynaquant_core.files import load_file, save_file
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice import Lattice
 from dynaquant_core.methods.lattice.bound import Bound
@@ -60,6 +61,27 @@ def test_matrices_under_adam_are_free_and_convolutions_are_not():
     assert all(energy < 1.14 for energy in grown(Lattice(max_step_of="all"), state, every).values())
     told = Hints(fisher=every.fisher, layer_types=dict.fromkeys(state, "convolution"))
     assert all(energy < 1.14 for energy in grown(LATTICE, state, told).values())
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: nn.ModuleDict({"net": model})])
+def test_linear_layers_beside_a_batch_norm_are_bounded_under_adam(tmp_path, wrap):
+    """Only the direction of their weights counts; a layer norm's, which no one scales, stay free."""
+    torch.manual_seed(0)
+    normed, free = nn.BatchNorm1d(64), nn.LayerNorm(64)
+    head, tail = nn.Linear(64, 64), nn.Linear(64, 64)
+    model = wrap(nn.Sequential(nn.Sequential(head, normed, nn.ReLU()), nn.Sequential(tail, free)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    nn.Sequential(head, normed, nn.ReLU(), tail, free)(torch.randn(256, 64)).square().mean().backward()
+    optimizer.step()
+    before = [layer.weight.detach().clone() for layer in (head, tail)]
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    save_file(state, tmp_path / "it.dq", config=LatticeConfig(scale=8.0))
+    model.load_state_dict(load_file(tmp_path / "it.dq")["model"])
+    bounded, unbounded = (
+        float(layer.weight.detach().square().sum() / old.square().sum())
+        for layer, old in zip((head, tail), before, strict=True)
+    )
+    assert bounded < 1.14 < 2 < unbounded
 
 
 def test_search_tries_bold_scales_only_where_they_change_something():

@@ -2,9 +2,10 @@
 
 A step of s spreads adds s^2 / 12 of a tensor's own energy, which a restore leaves there.  Behind a
 normalisation only the direction of weights counts, so that larger ones turn less at each step of the
-optimizer; convolutions mostly stand there.  Without second moments (SGD) the gradient shrinks too as the
-weights behind a normalisation grow.  Matrices of transformers under Adam ended no worse however large they
-grew (docs/restoring.md), so matrices are free wherever an optimizer keeps second moments.
+optimizer; convolutions mostly stand there, and so do linear layers that have a batch norm beside them.
+Without second moments (SGD) the gradient shrinks too as the weights behind a normalisation grow.  Matrices of
+transformers under Adam ended no worse however large they grew (docs/restoring.md), so all others are free
+wherever an optimizer keeps second moments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.quantize.layers import layer_type
 
 __all__ = ["Bound"]
+
+#: What a batch norm calls the buffer that tells it from other layers.
+VARIANCE = ".running_var"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,37 @@ class Bound:
     everywhere: bool = False
 
     def frees(self, name: str, tensor: Tensor, hints: Hints) -> bool:
-        """Whether a tensor's steps know no bound: a matrix whose optimizer keeps second moments."""
+        """Whether a tensor's steps know no bound.
+
+        So it is with a matrix whose optimizer keeps second moments, and whose layer has no batch norm for a
+        sibling.
+        """
         if self.everywhere or tensor.dim() < 2 or name not in hints.fisher:
             return False
         kind = hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
-        return kind != "convolution"
+        return kind != "convolution" and owner(owner(name)) not in batch_normed(hints)
 
     def free_share(self, state: Mapping[str, Tensor], hints: Hints) -> float:
         """Share of all weights that are free; 0 where there are none."""
         free = sum(tensor.numel() for name, tensor in state.items() if self.frees(name, tensor, hints))
         return free / max(sum(tensor.numel() for tensor in state.values()), 1)
+
+
+def batch_normed(hints: Hints) -> frozenset[str]:
+    """Modules with a batch norm right in them, by the state's names; looked for once a save."""
+    key = ("lattice", "batch normed")
+    if key not in hints.scratch:
+        norms = (name.removesuffix(VARIANCE) for name in hints.roles if name.endswith(VARIANCE))
+        hints.scratch[key] = frozenset(map(owner, norms))
+    found: frozenset[str] = hints.scratch[key]
+    return found
+
+
+def owner(name: str) -> str:
+    """The module that a tensor, or another module, stands in.
+
+    Example:
+        >>> owner("model.fc.weight"), owner("fc")
+        ('model.fc', '')
+    """
+    return name.rpartition(".")[0]
