@@ -227,7 +227,8 @@ class LatticeOptions(FrozenSettings):
             was last restored, above 0; None: the threshold alone decides.  It acts where that movement is
             known (a Checkpointer, a plugin).  Training heals noise by moving the weights, so noise far above
             the movement stays (docs/restoring.md).
-        max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100; None: no bound.
+        max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100, half of it for
+            convolutions and linear layers beside a batch norm under Adam and its kin; None: no bound.
             A step of s adds s^2 / 12 of the weights' own energy, which stays after a restore; behind a
             normalisation larger weights learn more slowly (docs/restoring.md).
         max_step_of: ``"slowed"``: the bound holds for convolutions, for linear layers with a batch norm

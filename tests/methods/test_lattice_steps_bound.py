@@ -50,14 +50,14 @@ def grown(method, state, hints):
     }
 
 
-def test_matrices_under_adam_are_free_and_convolutions_are_not():
-    """Steps divided by the root of second moments keep large matrices moving; a norm does not."""
+def test_matrices_under_adam_are_free_and_convolutions_have_half_the_step():
+    """Noise of convolutions costs a run more under Adam than without second moments; of matrices, nothing."""
     state = layers()
     every = Hints(fisher=dict.fromkeys(state, 1e-6))
     bounded, free = grown(LATTICE, state, Hints()), grown(LATTICE, state, every)
-    assert all(energy < 1.14 for energy in bounded.values())
+    assert all(1.02 < energy < 1.14 for energy in bounded.values())
     for name, energy in free.items():
-        assert (energy < 1.14) == (state[name].dim() > 2), name
+        assert energy < 1 + 1.6 / 48 if state[name].dim() > 2 else energy > 1.14, name
     assert all(energy < 1.14 for energy in grown(Lattice(max_step_of="all"), state, every).values())
     told = Hints(fisher=every.fisher, layer_types=dict.fromkeys(state, "convolution"))
     assert all(energy < 1.14 for energy in grown(LATTICE, state, told).values())
@@ -81,7 +81,7 @@ def test_linear_layers_beside_a_batch_norm_are_bounded_under_adam(tmp_path, wrap
         float(layer.weight.detach().square().sum() / old.square().sum())
         for layer, old in zip((head, tail), before, strict=True)
     )
-    assert bounded < 1.14 < 2 < unbounded
+    assert bounded < 1 + 1.6 / 48 < 2 < unbounded
 
 
 def test_search_tries_bold_scales_only_where_they_change_something():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,10 +192,13 @@ def test_no_step_is_wider_than_it_may_be_in_spreads_of_its_own_tensor():
         "b": TensorStat(10_000, 0.01, 1e-5),
         "flat": TensorStat(9, 0.0),
     }
-    free, bounded = steps_of(4.0, stats), steps_of(4.0, stats, 1.0)
+    tight = {name: replace(stat, widest=1.0) for name, stat in stats.items()}
+    free, bounded = steps_of(4.0, stats), steps_of(4.0, tight)
     assert (free["a"] > 0.4, free["b"] > 0.02) == (True, True), "the bound has something to do"
     assert bounded == {"a": round_step(0.1), "b": round_step(0.01), "flat": free["flat"]}
-    assert steps_of(0.1, stats, 1.0) == steps_of(0.1, stats), "and nothing where steps are narrower"
+    mixed = steps_of(4.0, tight | {"a": stats["a"]})
+    assert mixed == bounded | {"a": free["a"]}, "each tensor has its own"
+    assert steps_of(0.1, tight) == steps_of(0.1, stats), "and nothing where steps are narrower"
 
 
 def test_a_vector_without_gradients_gets_no_wider_steps_than_its_own_values_are_spread():

@@ -3,6 +3,7 @@
 A step of s spreads adds s^2 / 12 of a tensor's own energy, which a restore leaves there.  Behind a
 normalisation only the direction of weights counts, so that larger ones turn less at each step of the
 optimizer; convolutions mostly stand there, and so do linear layers that have a batch norm beside them.
+Under Adam their noise cost a run more than without second moments, so half the step is allowed there.
 Without second moments (SGD) the gradient shrinks too as the weights behind a normalisation grow.  Matrices of
 transformers under Adam ended no worse however large they grew (docs/restoring.md), so all others are free
 wherever an optimizer keeps second moments.
@@ -23,6 +24,8 @@ __all__ = ["Bound"]
 
 #: What a batch norm calls the buffer that tells it from other layers.
 VARIANCE = ".running_var"
+#: What is left of the bound under Adam and its kin, where noise behind a normalisation costs a run more.
+SLOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +40,30 @@ class Bound:
         >>> import torch
         >>> known = Hints(fisher={"fc": 1e-6, "conv": 1e-6})
         >>> bound, matrix, kernel = Bound(1.0), torch.zeros(10, 10), torch.zeros(8, 3, 3, 3)
-        >>> bound.frees("fc", matrix, known), bound.frees("conv", kernel, known)
-        (True, False)
-        >>> bound.frees("fc", matrix, Hints())  # an optimizer without second moments, or none
-        False
+        >>> bound.of("fc", matrix, known), bound.of("conv", kernel, known)
+        (inf, 0.5)
+        >>> bound.of("conv", kernel, Hints())  # an optimizer without second moments, or none
+        1.0
     """
 
     widest: float = inf
     everywhere: bool = False
 
-    def frees(self, name: str, tensor: Tensor, hints: Hints) -> bool:
-        """Whether a tensor's steps know no bound.
+    def of(self, name: str, tensor: Tensor, hints: Hints) -> float:
+        """The widest step of a tensor in its own spreads; infinity: it is free.
 
-        So it is with a matrix whose optimizer keeps second moments, and whose layer has no batch norm for a
-        sibling.
+        Free is a matrix whose optimizer keeps second moments and whose layer has no batch norm for a sibling.
         """
-        if self.everywhere or tensor.dim() < 2 or name not in hints.fisher:
-            return False
+        if tensor.dim() < 2 or name not in hints.fisher:
+            return self.widest
         kind = hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
-        return kind != "convolution" and owner(owner(name)) not in batch_normed(hints)
+        if kind == "convolution" or owner(owner(name)) in batch_normed(hints):
+            return self.widest * SLOW
+        return self.widest if self.everywhere else inf
 
     def free_share(self, state: Mapping[str, Tensor], hints: Hints) -> float:
         """Share of all weights that are free; 0 where there are none."""
-        free = sum(tensor.numel() for name, tensor in state.items() if self.frees(name, tensor, hints))
+        free = sum(tensor.numel() for name, tensor in state.items() if self.of(name, tensor, hints) == inf)
         return free / max(sum(tensor.numel() for tensor in state.values()), 1)
 
 

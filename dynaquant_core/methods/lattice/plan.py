@@ -76,7 +76,7 @@ def plan(
     new = [name for name in rough if name not in lattices]
     if new:
         stats = _stats(state, hints, bound)
-        steps = steps_of(scale, stats, bound.widest)  # which depend on all tensors
+        steps = steps_of(scale, stats)  # which depend on all tensors
         lattices |= {name: Lattice(steps[name], epoch, None, stats[name].std) for name in new}
     return Plan({name: lattices.get(name) for name in state}, epoch)
 
@@ -98,7 +98,7 @@ def _kept(
         frozen = _found(
             "frozen", hints, lambda: _those(lambda name: _is_frozen(cells[name], state[name]), cells)
         )
-        steps = steps_of(scale, _stats(state, hints, bound), bound.widest) if frozen else {}
+        steps = steps_of(scale, _stats(state, hints, bound)) if frozen else {}
         stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
     return {name: Lattice(cells[name].step, cells[name].epoch, cells[name].alphabet) for name in stay}
 
@@ -154,7 +154,7 @@ def _stats(state: Mapping[str, Tensor], hints: Hints, bound: Bound) -> dict[str,
         spreads = map_threads(spread, list(state.values()))
         known = {
             name: TensorStat(
-                tensor.numel(), std, _fisher(name, hints), tensor.dim() == 1, bound.frees(name, tensor, hints)
+                tensor.numel(), std, _fisher(name, hints), tensor.dim() == 1, bound.of(name, tensor, hints)
             )
             for (name, tensor), std in zip(state.items(), spreads, strict=True)
         }

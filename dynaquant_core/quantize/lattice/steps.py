@@ -54,14 +54,14 @@ class TensorStat:
         fisher: mean of their squared gradients, such as Adam's bias-corrected second moments; None where
             nothing is known.
         vector: it has one dimension, so its bytes hardly count.
-        free: noise may make it larger, so that no bound in spreads holds for it.
+        widest: bound on its step, in its own spreads.
     """
 
     count: int
     std: float
     fisher: float | None = None
     vector: bool = False
-    free: bool = False
+    widest: float = math.inf
 
 
 def spread(tensor: Tensor) -> float:
@@ -173,8 +173,8 @@ def relative_steps(stats: Mapping[str, TensorStat]) -> dict[str, float]:
     return dict(zip(stats, np.exp2(octaves).tolist(), strict=True))
 
 
-def steps_of(scale: float, stats: Mapping[str, TensorStat], widest: float = math.inf) -> dict[str, float]:
-    """Step of each tensor: scale * G * rel_T, rounded (`round_step`), at most widest * std_T unless free.
+def steps_of(scale: float, stats: Mapping[str, TensorStat]) -> dict[str, float]:
+    """Step of each tensor: scale * G * rel_T, rounded (`round_step`), at most widest_T * std_T.
 
     Of a vector, at most scale * std_T as well: a bias before a batch norm has no gradient while the norm
     takes its mean away, and yet its noise is seen once the norm goes by running means.
@@ -182,7 +182,6 @@ def steps_of(scale: float, stats: Mapping[str, TensorStat], widest: float = math
     Args:
         scale: positive, without a unit; the mean step in mean spreads.
         stats: of every tensor.
-        widest: bound on a step in spreads of its own tensor.
 
     Returns:
         Name -> step.  Where no tensor has a spread, the smallest step there is.
@@ -203,12 +202,12 @@ def steps_of(scale: float, stats: Mapping[str, TensorStat], widest: float = math
         return dict.fromkeys(stats, SMALLEST)
     mean = 2.0 ** float(np.average(np.log2(spreads[usual]), weights=weights[usual]))
     steps = {name: scale * mean * step for name, step in relative_steps(stats).items()}
-    return {name: round_step(min(step, _cap(stats[name], scale, widest))) for name, step in steps.items()}
+    return {name: round_step(min(step, _cap(stats[name], scale))) for name, step in steps.items()}
 
 
-def _cap(stat: TensorStat, scale: float, widest: float) -> float:
+def _cap(stat: TensorStat, scale: float) -> float:
     """The widest step that a tensor may have."""
-    spreads = min(math.inf if stat.free else widest, scale if stat.vector else math.inf)
+    spreads = min(stat.widest, scale if stat.vector else math.inf)
     return spreads * stat.std if 0 < stat.std < math.inf else math.inf
 
 
