@@ -92,6 +92,9 @@ def test_search_tries_bold_scales_only_where_they_change_something():
     low = LATTICE.fitted(space, matrices, Hints()).axes["scale"]
     assert low == space.axes["scale"][: len(low)]
     assert low[-1] <= 2 < space.axes["scale"][len(low)]
+    kernels = {name: tensor for name, tensor in layers().items() if tensor.dim() == 4}
+    under_adam = LATTICE.fitted(space, kernels, Hints(fisher=dict.fromkeys(kernels, 1e-6)))
+    assert under_adam.axes["scale"][-1] <= 1 < low[-1], "their bound is half of it"
     narrow = replace(space, axes={"scale": (5.0,)})
     assert LATTICE.fitted(narrow, matrices, Hints()) == narrow, "a scale that was fixed is kept"
 

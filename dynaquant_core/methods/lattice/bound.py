@@ -11,6 +11,7 @@ wherever an optimizer keeps second moments.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -26,6 +27,8 @@ __all__ = ["Bound"]
 VARIANCE = ".running_var"
 #: What is left of the bound under Adam and its kin, where noise behind a normalisation costs a run more.
 SLOW = 0.5
+#: A share of all weights that a search does not look at.
+FEW = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,17 @@ class Bound:
             return self.widest * SLOW
         return self.widest if self.everywhere else inf
 
-    def free_share(self, state: Mapping[str, Tensor], hints: Hints) -> float:
-        """Share of all weights that are free; 0 where there are none."""
-        free = sum(tensor.numel() for name, tensor in state.items() if self.of(name, tensor, hints) == inf)
-        return free / max(sum(tensor.numel() for tensor in state.values()), 1)
+    def usual(self, state: Mapping[str, Tensor], hints: Hints) -> float:
+        """The least bound above which there are only a few weights (`FEW`); infinity where more are free."""
+        sizes: Counter[float] = Counter()
+        for name, tensor in state.items():
+            sizes[self.of(name, tensor, hints)] += tensor.numel()
+        few = FEW * sizes.total()
+        for widest in sorted(sizes, reverse=True):
+            few -= sizes[widest]
+            if few < 0:
+                return widest
+        return self.widest
 
 
 def batch_normed(hints: Hints) -> frozenset[str]:

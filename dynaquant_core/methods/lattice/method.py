@@ -25,8 +25,6 @@ __all__ = ["Lattice"]
 BOLDEST, RATIO, SCALES = 8.0, 0.88, 48
 #: Scales above so many times the widest step change little: most bounded tensors have it already.
 NARROW = 2.0
-#: Where fewer weights than this share are free, the search does without scales that move only those.
-FREE = 0.05
 
 
 class Lattice:
@@ -89,10 +87,9 @@ class Lattice:
 
     def fitted(self, space: Space, state: Mapping[str, Tensor], hints: Hints) -> Space:
         """Without the scales at which nearly every step is at its bound; see `methods.base.FitsSpace`."""
-        if self._bound.free_share(state, hints) >= FREE:
-            return space
+        widest = self._bound.usual(state, hints)
         scales = space.axes["scale"]
-        low = tuple(scale for scale in scales if scale <= NARROW * self._bound.widest)
+        low = tuple(scale for scale in scales if scale <= NARROW * widest)
         return replace(space, axes={"scale": low or scales[:1]})
 
     def accepts(self, tensor: Tensor) -> bool:
