@@ -65,7 +65,7 @@ def test_matrices_under_adam_are_free_and_convolutions_have_half_the_step():
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: nn.ModuleDict({"net": model})])
 def test_linear_layers_beside_a_batch_norm_are_bounded_under_adam(tmp_path, wrap):
-    """Only the direction of their weights counts; a layer norm's, which no one scales, stay free."""
+    """Only the direction of their weights counts; a transformer's, before a layer norm, are free."""
     torch.manual_seed(0)
     normed, free = nn.BatchNorm1d(64), nn.LayerNorm(64)
     head, tail = nn.Linear(64, 64), nn.Linear(64, 64)
