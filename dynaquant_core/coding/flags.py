@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from dynaquant_core.coding.codec import Array, Buffer
 from dynaquant_core.coding.counts import check_context, check_output, check_symbols, joint_counts
 from dynaquant_core.coding.flags_kernels import decode_flags, fill_intervals
+from dynaquant_core.coding.model_kernels import add_flags, spent
 from dynaquant_core.coding.rans_kernels import encode, fill_widths
 from dynaquant_core.coding.wire import as_view, expect_context, expect_size
 from dynaquant_core.errors import CorruptFileError, TruncatedError
@@ -44,20 +45,11 @@ _START = 1 << 16
 Counts = NDArray[np.int64]
 Chances = NDArray[np.int64]
 
-#: Whether flag j of symbol s is set, bool[LEVELS, FLAGS]; its class in context c, int64[CONTEXTS, FLAGS].
-_SET = (np.arange(LEVELS)[:, None] >> np.arange(FLAGS) & 1).astype(bool)
-_CLASS = np.arange(CONTEXTS)[:, None] >> 2 * np.arange(FLAGS) & 3
-
 
 def chances_of(joint: Counts) -> Chances:
     """The chance of a flag of each class, int64[4] in units of 2^-15, from counts int64[contexts, levels]."""
-    rows, levels = joint.shape
     flags, held = np.zeros(CLASSES, np.int64), np.zeros(CLASSES, np.int64)
-    for flag in range(FLAGS):
-        among = np.bincount(_CLASS[:rows, flag], joint.sum(axis=1), CLASSES)
-        risen = np.bincount(_CLASS[:rows, flag], joint[:, _SET[:levels, flag]].sum(axis=1), CLASSES)
-        held += among.astype(np.int64)
-        flags += risen.astype(np.int64)
+    add_flags(joint, flags, held)
     found: Chances = np.clip((flags * SCALE + held // 2) // np.maximum(held, 1), 1, SCALE - 1)
     return found
 
@@ -79,11 +71,7 @@ def flags_bytes(joint: Counts) -> int:
     """
     if not joint.any():
         return 0
-    widths = np.diff(intervals(chances_of(joint)).astype(np.int64), axis=1)[
-        : joint.shape[0], : joint.shape[1]
-    ]
-    used = joint > 0
-    bits = float(joint[used] @ (15.0 - np.log2(widths[used])))
+    bits = float(spent(joint, intervals(chances_of(joint))))
     return 2 * (_HEAD + round(bits / 16))
 
 

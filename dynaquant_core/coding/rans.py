@@ -33,7 +33,14 @@ from dynaquant_core.coding.counts import (
     joint_counts,
     symbol_counts,
 )
-from dynaquant_core.coding.rans_decode_kernels import CELL_BITS, decode_often, decode_seldom, fill_table
+from dynaquant_core.coding.rans_decode_kernels import (
+    ALONE_BITS,
+    CELL_BITS,
+    decode_alone,
+    decode_often,
+    decode_seldom,
+    fill_table,
+)
 from dynaquant_core.coding.rans_kernels import encode, fill_widths
 from dynaquant_core.coding.rans_model import Model, fit, read, slot_bits
 from dynaquant_core.coding.tables_kernels import push_slots
@@ -131,7 +138,7 @@ def _take_state(words: NDArray[np.uint16], position: int) -> int:
     return int(words[position]) << 16 | int(words[position + 1])
 
 
-def _decode(payload: Buffer, out: Array, contexts: Array, count: Callable[[bool], Counts]) -> None:
+def _decode(payload: Buffer, out: Array, contexts: Array | None, count: Callable[[bool], Counts]) -> None:
     words, limit = _words(payload)
     lane = np.array([_take_state(words, 0), 2, 0], np.uint64)
     model = read(count, lane, words[:limit], 256 if out.dtype == np.uint8 else MAX_LEVELS)
@@ -143,13 +150,16 @@ def _decode(payload: Buffer, out: Array, contexts: Array, count: Callable[[bool]
     for number in range(1, model.lanes):
         lanes[number] = _take_state(words, position)
         position += 2
-    rows = model.starts.shape[0]
-    cells = rows << (15 - CELL_BITS)
+    rows, bits = model.starts.shape[0], ALONE_BITS if contexts is None else CELL_BITS
+    cells = rows << (15 - bits)
     table = np.empty(cells + rows * model.levels, np.uint64)
-    fill_table(model.starts.ravel(), rows, model.levels, table)
-    decode = decode_seldom if _SELDOM * (limit - position) < out.size else decode_often
-    bulk = _bulk(out.size, model)
-    end = decode(out, contexts, model.levels, table, cells + 1, bulk, lanes, words, position, limit)
+    fill_table(model.starts.ravel(), rows, model.levels, bits, table)
+    bulk, after = _bulk(out.size, model), cells + 1
+    if contexts is None:
+        end = decode_alone(out, table, after, bulk, lanes, words, position, limit)
+    else:
+        decode = decode_seldom if _SELDOM * (limit - position) < out.size else decode_often
+        end = decode(out, contexts, model.levels, table, after, bulk, lanes, words, position, limit)
     if end != limit or (lanes != _START).any():
         raise CorruptFileError(
             f"A rANS stream of {out.size} symbols does not end where its {limit} words do; "
@@ -178,7 +188,7 @@ class Rans:
         if out.size == 0:
             expect_size(payload, 0, self.name)
             return
-        _decode(payload, out, np.zeros(out.size, np.uint8), lambda _: np.array([out.size]))
+        _decode(payload, out, None, lambda _: np.array([out.size]))
 
 
 class RansContext:

@@ -2,6 +2,7 @@
 
 Two kernels do the same.  A state that wants a word one time in five cannot be foreseen, so the words are
 taken without a branch; codes that hardly moved want a word one time in fifty, and then a branch is cheaper.
+A third, for one context, has finer cells.
 The turns are written out: a helper with an array argument costs two atomic reference counts a call.
 """
 
@@ -14,10 +15,12 @@ import numpy as np
 from dynaquant_core.coding.codec import Array
 from dynaquant_core.jit import kernel
 
-__all__ = ["CELL_BITS", "decode_often", "decode_seldom", "fill_table"]
+__all__ = ["ALONE_BITS", "CELL_BITS", "decode_alone", "decode_often", "decode_seldom", "fill_table"]
 
 #: A decoder's search starts at the symbol that owns the first of 2**CELL_BITS slots: 256 cells a row.
 CELL_BITS = 7
+#: The same where there is one row: its 1024 cells fit the first cache, and fewer searches go on.
+ALONE_BITS = 5
 
 _LOW = np.uint64(1 << 16)
 _HALF = np.uint64(0xFFFF)
@@ -26,6 +29,7 @@ _15 = np.uint64(15)
 _16 = np.uint64(16)
 _32 = np.uint64(32)
 _CELL = np.uint64(CELL_BITS)
+_ALONE = np.uint64(ALONE_BITS)
 _ROW = np.uint64(15 - CELL_BITS)
 _0 = np.uint64(0)
 _1 = np.uint64(1)
@@ -35,14 +39,14 @@ _4 = np.uint64(4)
 
 
 @kernel
-def fill_table(starts: Array, rows: int, levels: int, table: Array) -> None:
+def fill_table(starts: Array, rows: int, levels: int, bits: int, table: Array) -> None:
     """Decoder's view of starts[rows * (levels + 1)].
 
-    ``table`` ends with symbol << 32 | start << 16 | width for every symbol of every row, and begins with 256
-    cells a row: a copy of the interval that holds the first slot of each cell, so that nearly every search
-    ends where it begins.
+    ``table`` ends with symbol << 32 | start << 16 | width for every symbol of every row, and begins with
+    cells of 2**bits slots: a copy of the interval that holds the first slot of each cell, so that nearly
+    every search ends where it begins.
     """
-    per_row = 1 << (15 - CELL_BITS)
+    per_row = 1 << (15 - bits)
     intervals = rows * per_row
     for row in range(rows):
         for symbol in range(levels):
@@ -51,7 +55,7 @@ def fill_table(starts: Array, rows: int, levels: int, table: Array) -> None:
             table[intervals + row * levels + symbol] = (np.uint64(symbol) << _32) | (start << _16) | width
         symbol = 0
         for cell in range(per_row):
-            while symbol < levels - 1 and starts[row * (levels + 1) + symbol + 1] <= cell << CELL_BITS:
+            while symbol < levels - 1 and starts[row * (levels + 1) + symbol + 1] <= cell << bits:
                 symbol += 1
             table[row * per_row + cell] = table[intervals + row * levels + symbol]
 
@@ -219,6 +223,62 @@ def decode_seldom(  # noqa: C901 - the turns are written out
         if x0 < _LOW:
             x0 = (x0 << _16) | np.uint64(words[at])
             at += _1
+        i += _1
+    lanes[0], lanes[1], lanes[2], lanes[3] = x0, x1, x2, x3
+    return np.int64(at)
+
+
+@kernel
+def decode_alone(
+    out: Array, table: Array, after: Any, bulk: Any, lanes: Array, words: Array, position: int, limit: int
+) -> np.int64:
+    """As `decode_often`, for one context: ``table`` is uint64[1024 + levels], ``after`` 1025."""
+    x0, x1, x2, x3 = lanes[0], lanes[1], lanes[2], lanes[3]
+    i, at, end = _0, np.uint64(position), np.uint64(limit)
+    after, bulk = np.uint64(after), np.uint64(bulk)
+    while i < bulk and at <= end:
+        found = table[(x0 & _MASK) >> _ALONE]
+        while _outside(x0, found):
+            found = table[after + (found >> _32)]
+        out[i] = found >> _32
+        x0 = _pop(x0, found)
+        want = np.uint64(x0 < _LOW)
+        x0 = (x0 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
+        at += want
+        found = table[(x1 & _MASK) >> _ALONE]
+        while _outside(x1, found):
+            found = table[after + (found >> _32)]
+        out[i + _1] = found >> _32
+        x1 = _pop(x1, found)
+        want = np.uint64(x1 < _LOW)
+        x1 = (x1 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
+        at += want
+        found = table[(x2 & _MASK) >> _ALONE]
+        while _outside(x2, found):
+            found = table[after + (found >> _32)]
+        out[i + _2] = found >> _32
+        x2 = _pop(x2, found)
+        want = np.uint64(x2 < _LOW)
+        x2 = (x2 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
+        at += want
+        found = table[(x3 & _MASK) >> _ALONE]
+        while _outside(x3, found):
+            found = table[after + (found >> _32)]
+        out[i + _3] = found >> _32
+        x3 = _pop(x3, found)
+        want = np.uint64(x3 < _LOW)
+        x3 = (x3 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
+        at += want
+        i += _4
+    while i < np.uint64(out.size) and at <= end:
+        found = table[(x0 & _MASK) >> _ALONE]
+        while _outside(x0, found):
+            found = table[after + (found >> _32)]
+        out[i] = found >> _32
+        x0 = _pop(x0, found)
+        want = np.uint64(x0 < _LOW)
+        x0 = (x0 << (want << _4)) | (np.uint64(words[at]) & (_0 - want))
+        at += want
         i += _1
     lanes[0], lanes[1], lanes[2], lanes[3] = x0, x1, x2, x3
     return np.int64(at)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding.codec import MAX_LEVELS
+from dynaquant_core.coding.model_kernels import entropy, fill_roots, fill_starts, spent
 from dynaquant_core.coding.tables_kernels import (
     CLASSES,
     CONTEXTS,
@@ -60,9 +61,7 @@ class Model:
 
     def data_bits(self, joint: Counts) -> float:
         """Bits that symbols with these counts, int64[rows, levels], take under this model."""
-        widths = np.diff(self.starts.astype(np.int64), axis=1)
-        used = joint > 0
-        return float(joint[used] @ (15.0 - np.log2(widths[used])))
+        return float(spent(joint, self.starts))
 
 
 def entropy_bits(joint: Counts) -> float:
@@ -73,10 +72,7 @@ def entropy_bits(joint: Counts) -> float:
         >>> entropy_bits(np.array([[2, 2], [8, 0]]))
         4.0
     """
-    joint = np.atleast_2d(joint).astype(np.float64)
-    totals = np.broadcast_to(joint.sum(axis=1, keepdims=True), joint.shape)
-    used = joint > 0
-    return float(joint[used] @ np.log2(totals[used] / joint[used]))
+    return float(entropy(np.ascontiguousarray(np.atleast_2d(joint), np.int64)))
 
 
 def slot_bits(slots: NDArray[np.uint32]) -> float:
@@ -111,25 +107,9 @@ def _roots_of(totals: Counts) -> NDArray[np.int64]:
 
 
 def _starts(totals: Counts, roots: NDArray[np.int32], modes: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """Interval bounds in units of 2**-15; integers only, so that every machine gets the same."""
-    rows = np.arange(totals.size)
-    square = roots.astype(np.int64) ** 2
-    weights = np.minimum(2 * square, totals[:, None])
-    weights[rows, modes] = 0
-    weights[rows, modes] = np.maximum(totals - weights.sum(axis=1), 1)
-    total = weights.sum(axis=1, keepdims=True)
-    used = weights > 0
-    widths = np.where(used, np.maximum((weights * SCALE + total // 2) // total, 1), 0)
-    widths[rows, modes] = 0
-    crowded = widths.sum(axis=1) >= SCALE
-    if crowded.any():
-        spare = SCALE - used.sum(axis=1, keepdims=True)
-        fair = np.where(used, 1 + weights * spare // total, 0)
-        widths[crowded] = fair[crowded]
-        widths[rows, modes] = 0
-    widths[rows, modes] = SCALE - widths.sum(axis=1)
-    starts = np.zeros((totals.size, roots.shape[1] + 1), np.uint16)
-    starts[:, 1:] = np.cumsum(widths, axis=1)
+    """Interval bounds in units of 2**-15, see `fill_starts`."""
+    starts = np.empty((totals.size, roots.shape[1] + 1), np.uint16)
+    fill_starts(totals, roots, modes, starts)
     return starts
 
 
@@ -151,8 +131,8 @@ def fit(joint: Counts, sample: Counts | None = None) -> Model:
     exact, modes = joint.sum(axis=1), joint.argmax(axis=1)
     sampled = sample is not None and bool(((sample > 0) == (exact > 0)).all())
     totals = sample if sample is not None and sampled else exact
-    scale = totals / (2.0 * np.maximum(exact, 1))
-    roots = np.maximum(np.rint(np.sqrt(joint * scale[:, None])), joint > 0).astype(np.int32)
+    roots = np.empty(joint.shape, np.int32)
+    fill_roots(joint, exact, totals, roots)
     starts = _starts(totals, roots, modes)
     bits = entropy_bits(joint)
     lanes = 4 if bits >= _LANES_FROM_BITS or int(exact.sum()) >= _LANES_FROM_SYMBOLS else 1

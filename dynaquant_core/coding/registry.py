@@ -14,10 +14,10 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from dynaquant_core.coding.codec import Codec
+from dynaquant_core.coding.codec import Codec, CountedCodec
 from dynaquant_core.errors import UnknownCodecError
 
-__all__ = ["CODECS", "codec_by_id", "codec_by_name", "codec_name"]
+__all__ = ["CODECS", "codec_by_id", "codec_by_name", "codec_name", "counted_codec"]
 
 _HERE = "dynaquant_core.coding"
 
@@ -74,6 +74,24 @@ def codec_by_name(name: str) -> Codec:
     if name not in _IDS:
         raise UnknownCodecError(f"There is no codec {name!r}; choose one of {', '.join(_IDS)}.")
     return _load(_IDS[name])
+
+
+@cache
+def counted_codec(name: str) -> CountedCodec:
+    """The codec of a name, one that takes counts; looked at once, because asking for a protocol is slow.
+
+    Raises:
+        UnknownCodecError: there is none of this name.
+        TypeError: it takes no counts.
+
+    Example:
+        >>> counted_codec("rans").id
+        4
+    """
+    codec = codec_by_name(name)
+    if not isinstance(codec, CountedCodec):
+        raise TypeError(f"Codec {name} takes no counts.")
+    return codec
 
 
 def codec_name(number: int) -> str:

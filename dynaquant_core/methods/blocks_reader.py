@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from dynaquant_core.methods.base import StreamSource
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, sliced
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize import blocks
-from dynaquant_core.state import TensorSpec, dtype_of, empty_words
+from dynaquant_core.state import TensorSpec, empty_tensor, empty_words
 from dynaquant_core.threads import map_threads
 
 __all__ = [
@@ -76,7 +75,7 @@ class BlocksReference:
 
 def coded_tensor(coded: Coded, spec: TensorSpec) -> Tensor:
     """The tensor of some codes, on the CPU."""
-    out = torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
+    out = empty_tensor(spec)
     blocks.decode(coded.codes, coded.scales, out)
     return out
 

@@ -1,7 +1,8 @@
 """State: a training state as a tree of named tensors with roles, and back.
 
 `tree` takes a state apart into a JSON skeleton and leaves, `rebuild` puts it together, `roles` says what each
-leaf is for, `spec` and `raw` know shapes, dtypes and bits.  Nothing here knows files or methods.
+leaf is for, `spec` and `raw` know shapes, dtypes and bits, `pages` makes room.  Nothing here knows files or
+methods.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.owners import Owned, owned_by
+from dynaquant_core.state.pages import empty_tensor
 from dynaquant_core.state.raw import empty_words, tensor_of, words_of
 from dynaquant_core.state.rebuild import leaf_names, unflatten, unpack
 from dynaquant_core.state.roles import (
@@ -36,6 +38,7 @@ __all__ = [
     "copies_of",
     "dtype_name",
     "dtype_of",
+    "empty_tensor",
     "empty_words",
     "fits_float32",
     "flatten",

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaquant_core.coding import counts, prefix, prefix_kernels, rans_kernels, rans_model, rle, rle_kernels
+from dynaquant_core.coding import model_kernels as mk
 from dynaquant_core.coding import rans_decode_kernels as decoding
 from dynaquant_core.coding import tables_kernels as tk
 from tests.reference import coding_twins as twins
@@ -132,7 +133,7 @@ def test_rans(seed, shared, dtype):
 
     cells = joint.shape[0] << (15 - decoding.CELL_BITS)
     table = np.empty(cells + joint.size, np.uint64)
-    decoding.fill_table(starts.ravel(), *joint.shape, table)
+    decoding.fill_table(starts.ravel(), *joint.shape, decoding.CELL_BITS, table)
     padded, limit = np.array([*expected, 0, 0, 0, 0], np.uint16), len(expected)
     for decode in (decoding.decode_often, decoding.decode_seldom):
         out, ends = np.empty_like(values), lanes.copy()
@@ -140,6 +141,59 @@ def test_rans(seed, shared, dtype):
         assert end == limit
         assert np.array_equal(out, values)
         assert ends.tolist() == [1 << 16] * 4
+
+
+@given(SEEDS, st.booleans(), st.sampled_from([np.uint8, np.uint16]))
+@settings(max_examples=60, deadline=None)
+def test_rans_of_one_context(seed, shared, dtype):
+    values, _ = stream(seed, dtype=dtype, rows=60, levels=60)
+    starts = rans_model.fit(counts.symbol_counts(values)[None]).starts
+    bulk, levels = values.size // 4 * 4 if shared else 0, starts.shape[1] - 1
+    states, words = twins.rans_encode(values, np.zeros_like(values), starts, bulk)
+    cells = 1 << (15 - decoding.ALONE_BITS)
+    table = np.empty(cells + levels, np.uint64)
+    decoding.fill_table(starts.ravel(), 1, levels, decoding.ALONE_BITS, table)
+    out, lanes = np.empty_like(values), np.array(states, np.uint64)
+    padded = np.array([*words, 0, 0, 0, 0], np.uint16)
+    assert decoding.decode_alone(out, table, cells + 1, bulk, lanes, padded, 0, len(words)) == len(words)
+    assert np.array_equal(out, values)
+    assert lanes.tolist() == [1 << 16] * 4
+
+
+@given(SEEDS, st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_models(seed, crowded):
+    """Roots and intervals are the twin's; what symbols take is what their intervals say."""
+    values, context = stream(seed)
+    joint = counts.joint_counts(values, context) * np.random.default_rng(seed).integers(1, 1 << 20)
+    totals = joint.sum(axis=1)
+    sampled = np.where(totals > 0, np.maximum(totals // 8, 1), 0)
+    roots, modes = np.empty(joint.shape, np.int32), joint.argmax(axis=1)
+    mk.fill_roots(joint, totals, sampled, roots)
+    assert np.array_equal(roots, twins.roots(joint, totals, sampled))
+    if crowded:  # a hostile table: more weight beside the likeliest symbol than there is room for
+        roots[:] = (1 << 23) - 1
+    starts = np.empty((totals.size, joint.shape[1] + 1), np.uint16)
+    mk.fill_starts(sampled, roots, modes, starts)
+    assert np.array_equal(starts, twins.starts(sampled, roots, modes))
+    widths = np.diff(starts.astype(int), axis=1)
+    used = joint > 0
+    assert (widths[used] > 0).all()
+    assert mk.spent(joint, starts) == pytest.approx(float(joint[used] @ (15 - np.log2(widths[used]))))
+    whole = np.broadcast_to(totals[:, None], joint.shape)[used]
+    assert mk.entropy(joint) == pytest.approx(float(joint[used] @ np.log2(whole / joint[used])))
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_rows_are_added_up(seed):
+    values, context = stream(seed)
+    joint = counts.joint_counts(values, context)
+    rows = np.random.default_rng(seed).integers(0, 5, joint.shape[0]).astype(np.uint16)
+    merged, expected = np.zeros((5, joint.shape[1]), np.int64), np.zeros((5, joint.shape[1]), np.int64)
+    mk.add_rows(joint, rows, merged)
+    np.add.at(expected, rows, joint)
+    assert np.array_equal(merged, expected)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 1023, 16383, 16385, 21845, 32765, 32767, 32768])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -70,6 +70,30 @@ def restored(grouped, source):
     values = np.empty_like(grouped)
     values[np.argsort(source, kind="stable")] = grouped
     return values
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+def roots(joint, exact, totals):
+    scale = totals / (2.0 * np.maximum(exact, 1))
+    return np.maximum(np.rint(np.sqrt(joint * scale[:, None])), joint > 0).astype(np.int32)
+
+
+def starts(totals, roots, modes):
+    """One row at a time, in Python's integers."""
+    found = []
+    for total, row, mode in zip(totals.tolist(), roots.tolist(), modes.tolist(), strict=True):
+        weights = [min(2 * root**2, total) for root in row]
+        weights[mode] = max(total - (sum(weights) - weights[mode]), 1)
+        whole = sum(weights)
+        widths = [max((weight * SCALE + whole // 2) // whole, 1) if weight else 0 for weight in weights]
+        if sum(widths) - widths[mode] >= SCALE:
+            spare = SCALE - sum(weight > 0 for weight in weights)
+            widths = [1 + weight * spare // whole if weight else 0 for weight in weights]
+        widths[mode] = SCALE - (sum(widths) - widths[mode])
+        found.append([0, *accumulate(widths)])
+    return np.array(found, np.uint16)
 
 
 # -- prefix codes --------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from torch import Tensor
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.codebook import table
 from dynaquant_core.quantize.seam import gather
+from dynaquant_core.state.pages import empty_tensor
 from dynaquant_core.state.raw import empty_words
-from dynaquant_core.state.spec import TensorSpec, dtype_of
+from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads, thread_count
 
 __all__ = ["CodeRoom", "Coded", "Held", "Scope"]
@@ -63,7 +64,7 @@ class Coded:
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""
-        out = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype), device=device)
+        out = empty_tensor(self.spec, device)
         gather(self.codes, table(self.centres), self.protected, out)
         return out
 

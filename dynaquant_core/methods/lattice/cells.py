@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dynaquant_core.methods.lattice import motion_kernels as kernels
 from dynaquant_core.quantize.lattice import MIDDLE, dequantise, offset_key, quantise
-from dynaquant_core.state.spec import TensorSpec, dtype_of
+from dynaquant_core.state.pages import empty_tensor
+from dynaquant_core.state.spec import TensorSpec
 
 __all__ = ["NARROW", "WIDE", "Alphabet", "Cells", "cells_of"]
 
@@ -106,7 +107,7 @@ class Cells:
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""
-        out = torch.empty(self.spec.shape, dtype=dtype_of(self.spec.dtype), device=device)
+        out = empty_tensor(self.spec, device)
         self.write(out)
         return out
 

@@ -122,8 +122,9 @@ class Reader:
         _require_room(sum(sizes))
         known = [self._motion(own) for own in run]
         narrow = all(own.alphabet.narrow for own in run)
-        values: NDArray[Any] = np.zeros(sum(sizes), np.uint8 if narrow else np.uint16)
-        if self.source.has(run[0].name, "residuals"):
+        moved, dtype = self.source.has(run[0].name, "residuals"), np.uint8 if narrow else np.uint16
+        values: NDArray[Any] = np.empty(sum(sizes), dtype) if moved else np.zeros(sum(sizes), dtype)
+        if moved:
             contexts = self._contexts(known, [self.rows[own.name] for own in run], scheme)
             decode_stream(self.source, run[0].name, "residuals", values, contexts)
         parts = np.split(values, np.cumsum(sizes)[:-1])
@@ -141,9 +142,10 @@ class Reader:
     def _outliers(self, run: Sequence[Cells]) -> list[Cells]:
         """Gives a run's cells the k of those that do not fit a cell."""
         counts = [int(own.marks().size) for own in run]
+        if not any(counts):
+            return list(run)
         words = np.empty(sum(counts), np.uint32)
-        if words.size:
-            decode_stream(self.source, run[0].name, "outliers", words)
+        decode_stream(self.source, run[0].name, "outliers", words)
         found = []
         for own, part in zip(run, np.split(words, np.cumsum(counts)[:-1]), strict=True):
             far = outliers_of(part, own, self.base.get(own.name))

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dynaquant_core.coding.codec import CountedCodec
 from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.coding.flags import flags_bytes
-from dynaquant_core.coding.registry import codec_by_name
+from dynaquant_core.coding.registry import counted_codec
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.lattice import moved_kernels as kernels
@@ -85,8 +84,7 @@ class FewMoved:
 
 
 def _stream(name: str, kind: str, coder: str, values: Bytes, contexts: Bytes, joint: Counts) -> Stream:
-    codec = codec_by_name(coder)
-    assert isinstance(codec, CountedCodec)
+    codec = counted_codec(coder)
     return Stream(name, kind, codec.id, codec.encode_counted(values, contexts, joint))
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dynaquant_core.coding.codec import CountedCodec
 from dynaquant_core.coding.counts import joint_counts
+from dynaquant_core.coding.model_kernels import add_rows
 from dynaquant_core.coding.rans import rans_bytes
 from dynaquant_core.coding.rans_model import entropy_bits
-from dynaquant_core.coding.registry import codec_by_name
+from dynaquant_core.coding.registry import counted_codec
 from dynaquant_core.methods.base import Stream
 from dynaquant_core.methods.lattice.cells import Cells
 from dynaquant_core.methods.lattice.contexts import CLASSES, SCHEMES, SHARED, SHARED_SCHEMES
@@ -81,8 +81,7 @@ class RunCode:
         """The run's streams, named after its first tensor on a lattice; none where nothing moved."""
         if self.values.size:
             table = tables_of(len(self.groups))[self.scheme]
-            codec = codec_by_name("rans_context" if self.joint.shape[0] > 1 else "rans")
-            assert isinstance(codec, CountedCodec)
+            codec = counted_codec("rans_context" if self.joint.shape[0] > 1 else "rans")
             contexts = self.keys.contexts(table)
             yield Stream(
                 self.names[0], "residuals", codec.id, codec.encode_counted(self.values, contexts, self.joint)
@@ -165,5 +164,5 @@ def cheapest(
 def _merged(joint: Counts, rows: NDArray[np.uint16]) -> Counts:
     """Counts with the rows of a context added up, as they are counted: without empty ones at the end."""
     merged = np.zeros((int(rows.max()) + 1, joint.shape[1]), np.int64)
-    np.add.at(merged, rows, joint)
+    add_rows(joint, rows, merged)
     return merged[: int(np.flatnonzero(merged.any(axis=1))[-1]) + 1]

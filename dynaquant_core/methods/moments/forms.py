@@ -16,13 +16,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.quantize import blocks, factors
-from dynaquant_core.state import TensorSpec, dtype_of
+from dynaquant_core.state import TensorSpec, empty_tensor
 
 __all__ = ["CODED", "LETTERS", "LEVELS", "SAME", "Coded", "Form", "decoded", "encoded", "form_of"]
 
@@ -104,7 +103,7 @@ def decoded(coded: Coded, spec: TensorSpec) -> Tensor:
         CorruptFileError: codes or scales are none that an encoder writes.
     """
     _refuse_bad(coded)
-    out = torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
+    out = empty_tensor(spec)
     match coded.letter:
         case "E" | "e" | "S" | "s":
             grid = blocks.EIGHT if coded.letter in "Ee" else blocks.FOUR

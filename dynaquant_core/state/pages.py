@@ -1,0 +1,50 @@
+"""Room for large tensors, in huge pages where the system gives them on request.
+
+The first touch of a page costs a call into the system, and pages are 4 KiB: a tensor of 200 MB asks 50,000
+times, which can take as long as decoding it.  NumPy asks for pages of 2 MiB for its large arrays; this does
+so for tensors, and begins them where such a page begins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from dynaquant_core.state.spec import TensorSpec, dtype_of
+
+__all__ = ["LARGE", "empty_tensor"]
+
+#: Size of a huge page on the processors we know; elsewhere the request is without effect, and without harm.
+PAGE: Final = 1 << 21
+#: Smaller tensors have few pages to gain.
+LARGE: Final = 2 * PAGE
+
+
+def empty_tensor(spec: TensorSpec, device: torch.device | str = "cpu") -> Tensor:
+    """An uninitialised tensor, contiguous; what lies behind its last whole huge page is in small ones.
+
+    Args:
+        spec: shape and dtype.
+        device: where it lies; anywhere but in host memory it is torch's own.
+
+    Example:
+        >>> from dynaquant_core.state.spec import TensorSpec
+        >>> tensor = empty_tensor(TensorSpec((2048, 1024), "float32"))
+        >>> tuple(tensor.shape), tensor.untyped_storage().nbytes() == tensor.nbytes
+        ((2048, 1024), True)
+    """
+    dtype, on = dtype_of(spec.dtype), torch.device(device)
+    if on.type != "cpu" or spec.nbytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(spec.shape, dtype=dtype, device=on)
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # as malloc has it: a forked child gets a copy
+    try:
+        room = mmap.mmap(-1, spec.nbytes + PAGE, flags=private)
+        offset = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % PAGE
+        room.madvise(mmap.MADV_HUGEPAGE, offset, spec.nbytes // PAGE * PAGE)
+    except OSError:  # a system without such pages, or without so much room: torch says which
+        return torch.empty(spec.shape, dtype=dtype, device=on)
+    return torch.frombuffer(room, dtype=dtype, count=spec.numel, offset=offset).reshape(spec.shape)

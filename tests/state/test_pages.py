@@ -1,0 +1,65 @@
+"""Room for large tensors: torch's in all that a user sees, private, and no larger than it says."""
+
+import io
+import os
+
+import pytest
+import torch
+
+from dynaquant_core.state import TensorSpec, empty_tensor
+from dynaquant_core.state.pages import LARGE, PAGE
+
+LARGE_SPECS = [TensorSpec((LARGE // 4,), "float32"), TensorSpec((3, LARGE // 2 + 5), "bfloat16")]
+
+
+@pytest.mark.parametrize("spec", [TensorSpec((0, 3), "float32"), TensorSpec((7,), "float16"), *LARGE_SPECS])
+def test_a_tensor_has_its_shape_and_owns_its_own_bytes_alone(spec):
+    tensor = empty_tensor(spec)
+    assert TensorSpec.of(tensor) == spec
+    assert tensor.is_contiguous()
+    assert tensor.untyped_storage().nbytes() == spec.nbytes
+    tensor.fill_(1.5).mul_(2)
+    assert (tensor == 3).all()
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    assert len(file.getvalue()) < spec.nbytes + 4096
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=True), tensor)
+
+
+@pytest.mark.parametrize("spec", LARGE_SPECS)
+def test_a_large_tensor_begins_with_a_huge_page(spec):
+    assert empty_tensor(spec).data_ptr() % PAGE == 0
+
+
+def test_two_tensors_share_nothing_and_outlive_each_other():
+    first, second = empty_tensor(LARGE_SPECS[0]).fill_(1), empty_tensor(LARGE_SPECS[0]).fill_(2)
+    view = first[5:]
+    del first
+    assert (view == 1).all()
+    assert (second == 2).all()
+
+
+def test_a_forked_child_writes_into_a_copy():
+    """As with memory of malloc: a data loader's workers must not write into the model."""
+    tensor = empty_tensor(LARGE_SPECS[0]).fill_(1)
+    child = os.fork()
+    if child == 0:
+        tensor.numpy()[:] = 2
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (tensor == 1).all()
+
+
+def test_it_trains():
+    weight = torch.nn.Parameter(empty_tensor(TensorSpec((1024, 1024), "float32")).normal_())
+    optimizer = torch.optim.AdamW([weight])
+    before = weight.detach().clone()
+    weight.square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(weight, before)
+
+
+def test_more_than_there_is_is_torchs_own_error():
+    with pytest.raises(RuntimeError):
+        empty_tensor(TensorSpec((1 << 60,), "uint8"))
