@@ -6,7 +6,7 @@
     python benchmarks/samo.py ranks                          # two gloo ranks against dense DDP
     python benchmarks/samo.py sparse                         # 90% zeros: dense products against CSR
 
-Models: gpt (tiny Shakespeare), vgg and wide (CIFAR-10, the lossless subset), under ${DYNAQUANT_DATA}.
+Models: gpt (tiny Shakespeare), vgg, wide and mlp (CIFAR-10, the lossless subset), under ${DYNAQUANT_DATA}.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `samo.py` trains: a GPT on text and two nets on images, their data, loss and optimizer."""
+"""What `samo.py` trains: a GPT on text and three nets on images, their data, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.resnet import ResNet
 
 #: Items of a batch, by the name of the net.
-BATCH = {"gpt": 16, "vgg": 32, "wide": 32}
+BATCH = {"gpt": 16, "vgg": 32, "wide": 32, "mlp": 4}
 CONTEXT = 64
 
 
@@ -36,11 +36,20 @@ def vgg() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 10))
 
 
+def mlp() -> nn.Module:
+    """29.4M parameters, each used once an image: with few images a step is its gradients' way to others."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3072, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)
+    )
+
+
 def build(name: str, seed: int = 0) -> nn.Module:
     """A fresh model."""
     torch.manual_seed(seed)
     if name == "gpt":
         return CharGPT(65, layers=4, width=256, heads=4, context=CONTEXT)
+    if name == "mlp":
+        return mlp()
     return vgg() if name == "vgg" else ResNet(10, widths=(64, 128, 256), depths=1)
 
 
