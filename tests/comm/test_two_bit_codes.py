@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -87,13 +89,14 @@ def test_decoding_adds_in_order_on_every_path(gathered, above, below, divisor):
 
 
 @EXAMPLES
-@given(hnp.arrays(np.float32, (2, 64), elements=ANY), LIMIT, LIMIT)
-def test_encoding_is_its_twin(values, above, below):
+@given(hnp.arrays(np.float32, (2, 64), elements=ANY), LIMIT, LIMIT, st.sampled_from([4, 20, 64, 80]))
+def test_encoding_is_its_twin(values, above, below, block):
+    """Whether blocks divide what is coded or not."""
     limits = np.float32(above), np.float32(below)
-    found = []
-    for module in (kernels, twins):
+    found, scratch = [], np.empty(block, np.uint8)
+    for encode in (partial(kernels.encode, codes=scratch, words=scratch.view("<u4")), twins.encode):
         residual, packed = np.nan_to_num(values[0]), np.empty(16, np.uint8)
-        module.encode(residual, values[1], *limits, packed)
+        encode(residual, values[1], *limits, packed=packed)
         found.append((residual, packed))
     same(found[0][0], found[1][0])
     same(found[0][1], found[1][1])

@@ -37,6 +37,9 @@ IN_BYTE, IN_WORD = 4, 16
 #: Bytes of codes that make a thread worth its hand-over: a mebibyte of float32.
 SLICE = 1 << 16
 
+#: Codes of a block: with its residual and gradient they stay in a core's own cache.
+BLOCK = 1 << 14
+
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
@@ -167,15 +170,21 @@ def _encode_on_host(residual: Floats, values: Floats, above: float, below: float
 
     def work(part: slice) -> None:
         share = slice(part.start * IN_BYTE, part.stop * IN_BYTE)
-        kernels.encode(residual[share], values[share], *limits, packed[part])
+        kernels.encode(residual[share], values[share], *limits, *_scratch(), packed[part])
 
     map_threads(work, slices(whole, SLICE))
     rest = residual[whole * IN_BYTE :]
     if rest.size:
         padded, last = np.zeros((2, IN_BYTE), np.float32)
         padded[: rest.size], last[: rest.size] = rest, values[whole * IN_BYTE :]
-        kernels.encode(padded, last, *limits, packed[whole : whole + 1])
+        kernels.encode(padded, last, *limits, *_scratch(), packed[whole : whole + 1])
         rest[:] = padded[: rest.size]
+
+
+def _scratch() -> tuple[Bytes, NDArray[np.uint32]]:
+    """A block's codes, a byte each, and the same memory as words."""
+    codes = np.empty(BLOCK, np.uint8)
+    return codes, codes.view("<u4")
 
 
 def _table(above: float, below: float) -> Floats:
