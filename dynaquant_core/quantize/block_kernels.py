@@ -138,21 +138,26 @@ def encode_blocks(
 def decode_blocks(
     codes: Array, scales: Array, levels: Array, reach_signed: int, reach_positive: int, out: Array
 ) -> None:
-    """Decodes ``codes`` uint8[n] with ``scales`` into ``out`` [n]; ``levels`` as `blocks.level_table`."""
+    """Decodes ``codes`` uint8[n] with ``scales`` into ``out`` [n]; ``levels`` as `blocks.level_table`.
+
+    Signs cannot be foreseen, so the level is chosen without a branch.
+    """
     count = (levels.size - 1) // 2
-    for block in range(scales.size):
+    least, last, nothing = np.int64(0), np.int64(count - 1), np.uint64(2 * count)
+    for block in range(np.uint64(scales.size)):
         scale = np.int64(scales[block])
-        top = (scale >> 4) + 1192
-        signed, step = (scale & 8) != 0, scale & 7
-        reach = np.int64(reach_signed if signed else reach_positive)
-        stop = min(codes.size, (block + 1) * BLOCK)
-        for i in range(block * BLOCK, stop):
-            code = np.int64(codes[i])
-            negative = signed and code < reach + 1
-            if signed:
-                code = abs(code - (reach + 1))
-            level = top - ((reach - code) << step)
-            level = min(max(level, np.int64(0)), np.int64(count - 1))
-            if negative:
-                level += count
-            out[i] = levels[2 * count] if code == 0 else levels[level]
+        top, step = (scale >> 4) + 1192, scale & 7
+        start = block * np.uint64(BLOCK)
+        part, into = codes[start : start + np.uint64(BLOCK)], out[start : start + np.uint64(BLOCK)]
+        if scale & 8:
+            reach = np.int64(reach_signed)
+            for i in range(np.uint64(part.size)):
+                away = np.int64(part[i]) - (reach + 1)
+                level = min(max(top - ((reach - abs(away)) << step), least), last)
+                at = np.uint64(level + (count if away < 0 else 0))
+                into[i] = levels[nothing if away == 0 else at]
+        else:
+            reach = np.int64(reach_positive)
+            for i in range(np.uint64(part.size)):
+                level = min(max(top - ((reach - np.int64(part[i])) << step), least), last)
+                into[i] = levels[nothing if part[i] == 0 else np.uint64(level)]
