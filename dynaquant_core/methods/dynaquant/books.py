@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.methods.dynaquant.book import Book, Centres, choose_book, keep_or_fit
@@ -18,6 +19,7 @@ from dynaquant_core.threads import map_threads
 __all__ = ["Bookshelf", "Choice"]
 
 Survivors = Mapping[str, SurvivorCounts]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,8 @@ class Bookshelf:
         self.cuts = survey.cuts(config)
         self._keep = keep_or_fit if survey.epoch is None else keep_or_widen
         self.names = list(survey.state)
-        self.survivors: Survivors = dict(
-            zip(self.names, map_threads(self._survivors, self.names), strict=True)
-        )
+        kernels = any(cut.needs_gradient for cut in self.cuts.values())
+        self.survivors: Survivors = self._each(self._survivors, threads=kernels)
 
     def choose(self) -> Choice:
         """The codebooks; the scope is the option's, the chain's, or (auto, at a key) the better of two."""
@@ -56,29 +57,50 @@ class Bookshelf:
             return self._within(base.scope)
         return min((self._within(scope) for scope in ("tensor", "global")), key=self._worth)
 
+    def _each(self, function: Callable[[str], T], *, threads: bool) -> dict[str, T]:
+        """The function's result by name of a tensor.
+
+        NumPy on a few thousand buckets holds the interpreter lock for nearly as long as it takes, and threads
+        only wait for each other; those that run kernels, such as a fit, do not.
+        """
+        found = map_threads(function, self.names) if threads else map(function, self.names)
+        return dict(zip(self.names, found, strict=True))
+
     def _survivors(self, name: str) -> SurvivorCounts:
         return fitted_to(self.survey, name, self.cuts[name])
 
     def _is_embedding(self, name: str) -> bool:
         return self.survey.types[name] == "embedding"
 
+    def _bins(self, name: str) -> int:
+        return self.config.embedding_bins if self._is_embedding(name) else int(self.config.bins)
+
+    def _base(self, name: str) -> Centres | None:
+        """Centres that the base holds for a tensor."""
+        coded = None if self.survey.ref is None else self.survey.ref.coded(name)
+        return None if coded is None else coded.centres
+
+    def _needs_a_fit(self, name: str) -> bool:
+        """Whether there is nothing in the base that could be kept."""
+        base = self._base(name)
+        return base is None or base.size != self._bins(name)
+
     def _within(self, scope: Scope) -> Choice:
         """The codebooks in the given scope."""
         shared = self._shared() if scope == "global" else None
 
         def choose(name: str) -> Book:
-            embedding = self._is_embedding(name)
-            base = None if self.survey.ref is None else self.survey.ref.coded(name)
             return choose_book(
                 self.survivors[name],
-                self.config.embedding_bins if embedding else int(self.config.bins),
+                self._bins(name),
                 self.options,
-                base=None if base is None else base.centres,
-                shared=None if embedding else shared,
+                base=self._base(name),
+                shared=None if self._is_embedding(name) else shared,
                 keep=self._keep,
             )
 
-        return Choice(dict(zip(self.names, map_threads(choose, self.names), strict=True)), shared, scope)
+        fits = any(map(self._needs_a_fit, self.names))
+        return Choice(self._each(choose, threads=fits), shared, scope)
 
     def _shared(self) -> Centres | None:
         """One codebook on the merged sketch of all but embeddings; the base's while nearly as good."""
