@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import weakref
 from typing import Final
 
 import torch
@@ -22,6 +23,10 @@ __all__ = ["LARGE", "empty_tensor"]
 PAGE: Final = 1 << 21
 #: Smaller tensors have few pages to gain.
 LARGE: Final = 2 * PAGE
+#: A process may have some 65,000 mappings, and a room is up to three; what is more is left to malloc.
+MOST: Final = 8192
+
+_rooms: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def empty_tensor(spec: TensorSpec, device: torch.device | str = "cpu") -> Tensor:
@@ -38,7 +43,8 @@ def empty_tensor(spec: TensorSpec, device: torch.device | str = "cpu") -> Tensor
         ((2048, 1024), True)
     """
     dtype, on = dtype_of(spec.dtype), torch.device(device)
-    if on.type != "cpu" or spec.nbytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    large = spec.nbytes >= LARGE and len(_rooms) < MOST
+    if on.type != "cpu" or not large or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(spec.shape, dtype=dtype, device=on)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # as malloc has it: a forked child gets a copy
     try:
@@ -47,4 +53,5 @@ def empty_tensor(spec: TensorSpec, device: torch.device | str = "cpu") -> Tensor
         room.madvise(mmap.MADV_HUGEPAGE, offset, spec.nbytes // PAGE * PAGE)
     except OSError:  # a system without such pages, or without so much room: torch says which
         return torch.empty(spec.shape, dtype=dtype, device=on)
+    _rooms.add(room)
     return torch.frombuffer(room, dtype=dtype, count=spec.numel, offset=offset).reshape(spec.shape)

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from dynaquant_core.state import TensorSpec, empty_tensor
+from dynaquant_core.state import TensorSpec, empty_tensor, pages
 from dynaquant_core.state.pages import LARGE, PAGE
 
 LARGE_SPECS = [TensorSpec((LARGE // 4,), "float32"), TensorSpec((3, LARGE // 2 + 5), "bfloat16")]
@@ -49,6 +49,17 @@ def test_a_forked_child_writes_into_a_copy():
         os._exit(0)
     os.waitpid(child, 0)
     assert (tensor == 1).all()
+
+
+def test_many_rooms_leave_mappings_for_others(monkeypatch):
+    """They are counted, and forgotten with their tensors: the system bounds a process's mappings."""
+    monkeypatch.setattr(pages, "MOST", len(pages._rooms) + 1)
+    first = empty_tensor(LARGE_SPECS[0])
+    held = len(pages._rooms)
+    assert len([empty_tensor(LARGE_SPECS[0]) for _ in range(3)]) == 3
+    assert len(pages._rooms) == held
+    del first
+    assert len(pages._rooms) == held - 1
 
 
 def test_it_trains():
