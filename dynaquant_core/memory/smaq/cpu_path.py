@@ -48,18 +48,19 @@ def encode(
     mask = torch.empty(-(-size // 8), dtype=torch.uint8)
     counts = torch.empty(chunk_count(size), dtype=torch.int16)
     mean, inverse = scaled(statistics)
-    geometry = levels.geometry()
+    geometry, flags, found = levels.geometry(), mask.numpy(), counts.numpy()
 
     def look(part: slice) -> None:
         for chunk, values in chunks_of(part, size):
-            bits = mask.numpy()[values.start // 8 : -(-values.stop // 8)]
-            counts[chunk] = kernels.classify(as_float32(array[values]), mean, inverse, geometry.box, bits)
+            bits = flags[values.start // 8 : -(-values.stop // 8)]
+            found[chunk] = kernels.classify(as_float32(array[values]), mean, inverse, geometry.box, bits)
 
     map_threads(look, slices(counts.numel(), SLICE))
     runs = Runs.of(counts, size)
     widths = np.uint64(levels.inner_width), np.uint64(levels.outer_width)
     inner = torch.empty(int(runs.inner[-1]) * levels.inner_width, dtype=torch.uint8)
     outer = torch.empty(int(runs.outer[-1]) * levels.outer_width, dtype=torch.uint8)
+    near, far = inner.numpy(), outer.numpy()
     inner_ends = (runs.inner * levels.inner_width).tolist()
     outer_ends = (runs.outer * levels.outer_width).tolist()
 
@@ -78,8 +79,8 @@ def encode(
                 halves,
                 insides,
                 outsides,
-                inner.numpy()[inner_ends[chunk] : inner_ends[chunk + 1]],
-                outer.numpy()[outer_ends[chunk] : outer_ends[chunk + 1]],
+                near[inner_ends[chunk] : inner_ends[chunk + 1]],
+                far[outer_ends[chunk] : outer_ends[chunk + 1]],
             )
 
     map_threads(write, slices(counts.numel(), SLICE))
@@ -103,20 +104,21 @@ def read(
     outer_ends = (runs.outer * levels.outer_width).tolist()
     outliers, first = counts.tolist(), wanted.start * CHUNK
     out = torch.empty(min(wanted.stop * CHUNK, size) - first, dtype=torch.float32)
+    flags, near, far, decoded = mask.numpy(), inner.numpy(), outer.numpy(), out.numpy()
 
     def work(part: slice) -> None:
         _, _, insides, outsides = scratch()
         for chunk, values in chunks_of(slice(wanted.start + part.start, wanted.start + part.stop), size):
             kernels.read_chunk(
-                mask.numpy()[values.start // 8 : -(-values.stop // 8)],
-                inner.numpy()[inner_ends[chunk] : inner_ends[chunk + 1]],
-                outer.numpy()[outer_ends[chunk] : outer_ends[chunk + 1]],
+                flags[values.start // 8 : -(-values.stop // 8)],
+                near[inner_ends[chunk] : inner_ends[chunk + 1]],
+                far[outer_ends[chunk] : outer_ends[chunk + 1]],
                 np.uint64(outliers[chunk]),
                 widths,
                 *tables,
                 insides,
                 outsides,
-                out.numpy()[values.start - first : values.stop - first],
+                decoded[values.start - first : values.stop - first],
             )
 
     map_threads(work, slices(wanted.stop - wanted.start, SLICE))

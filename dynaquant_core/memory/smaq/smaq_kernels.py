@@ -104,12 +104,15 @@ def write_chunk(
     box, limit, inner_scale, inner_last, outer_scale, outer_last, sign = geometry
     size, inlying, outlying = np.uint64(values.size), ZERO, ZERO
     skip = fill_halves(key, start, size, words)
-    for i in range(size):
+    for i in range(size):  # both codes of every value: a loop that compilers turn into vectors
         z = (values[i] - mean) * inverse
         draw = np.float32(halves[skip + i]) * UNIT + HALF_UNIT
-        outside = np.uint64(abs(z) > box)
-        insides[inlying] = inner_code(z, draw, box, inner_scale, inner_last)
-        outsides[outlying] = outer_code(z, draw, box, limit, outer_scale, outer_last, sign)
+        insides[i] = inner_code(z, draw, box, inner_scale, inner_last)
+        outsides[i] = outer_code(z, draw, box, limit, outer_scale, outer_last, sign)
+    for i in range(size):  # the one that counts moves up; what it lands on was read before
+        outside = np.uint64(abs((values[i] - mean) * inverse) > box)
+        insides[inlying] = insides[i]
+        outsides[outlying] = outsides[i]
         outlying += outside
         inlying += ONE - outside
     pack_run(insides, inlying, widths[0], inner)
