@@ -50,6 +50,7 @@ def live(folder, rank, steps, kill_at):
             one_step(model, optimizer, net_loss)
             last = checkpoints.completed + 1 == kill_at
             if last and rank == 1:
+                checkpoints.wait()  # the one before is committed, this one is not begun
                 os.kill(os.getpid(), signal.SIGKILL)
             checkpoints.step()
             if last:
