@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding import cost
-from dynaquant_core.coding.codec import Array, CountedCodec
+from dynaquant_core.coding.codec import Array
 from dynaquant_core.coding.counts import is_symbols, joint_counts
 from dynaquant_core.coding.plain import equal_bits
-from dynaquant_core.coding.registry import codec_by_name
+from dynaquant_core.coding.registry import codec_by_name, counted_codec
 
 __all__ = ["SYMBOL_CODECS", "VALUE_CODECS", "encode_smallest"]
 
@@ -114,11 +114,11 @@ class _Race:
     def encode(self, name: str) -> bytes:
         """The candidate's payload."""
         if name not in self._payloads:
-            codec = codec_by_name(name)
-            if isinstance(codec, CountedCodec):  # what was counted for the estimate serves the tables too
+            codec = counted_codec(name)
+            if codec is not None:  # what was counted for the estimate serves the tables too
                 self._payloads[name] = codec.encode_counted(self.values, self.context, self._joint)
             else:
-                self._payloads[name] = codec.encode(self.values, self.context)
+                self._payloads[name] = codec_by_name(name).encode(self.values, self.context)
         return self._payloads[name]
 
     def _sampled(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Kernels that count symbols, and pairs of context and symbol.
+"""Kernels that count symbols, and pairs of context and symbol; and one that merges contexts.
 
 Equal neighbours would wait for each other's increment, so four tables are filled in turn.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from dynaquant_core.coding.codec import Array
 from dynaquant_core.jit import kernel
 
-__all__ = ["count_pairs", "count_symbols"]
+__all__ = ["add_rows", "count_pairs", "count_symbols"]
 
 
 _0 = np.uint64(0)
@@ -59,3 +59,12 @@ def count_pairs(values: Array, contexts: Array, levels: int, stride: int, counts
     while i < n:
         counts[np.uint64(contexts[i]) * width + np.uint64(values[i])] += 1
         i += _1
+
+
+@kernel
+def add_rows(joint: Array, rows: Array, merged: Array) -> None:
+    """Adds row i of ``joint`` int64[r, l] to row ``rows[i]``, uint16, of ``merged`` int64[m, l]."""
+    for row in range(joint.shape[0]):
+        into = np.uint64(rows[row])
+        for symbol in range(joint.shape[1]):
+            merged[into, symbol] += joint[row, symbol]

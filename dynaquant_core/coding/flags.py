@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from dynaquant_core.coding.codec import Array, Buffer
 from dynaquant_core.coding.counts import check_context, check_output, check_symbols, joint_counts
-from dynaquant_core.coding.flags_kernels import decode_flags, fill_intervals
-from dynaquant_core.coding.model_kernels import add_flags, spent
+from dynaquant_core.coding.flags_kernels import add_flags, decode_flags, fill_intervals
 from dynaquant_core.coding.rans_kernels import encode, fill_widths
+from dynaquant_core.coding.rans_model_kernels import spent
 from dynaquant_core.coding.wire import as_view, expect_context, expect_size
 from dynaquant_core.errors import CorruptFileError, TruncatedError
 

@@ -13,7 +13,7 @@ import numpy as np
 from dynaquant_core.coding.codec import Array
 from dynaquant_core.jit import kernel
 
-__all__ = ["decode_flags", "fill_intervals"]
+__all__ = ["add_flags", "decode_flags", "fill_intervals"]
 
 _LOW = np.uint64(1 << 16)
 _MASK = np.uint64((1 << 15) - 1)
@@ -27,6 +27,24 @@ _3 = np.uint64(3)
 _4 = np.uint64(4)
 _8 = np.uint64(8)
 _SCALE = np.int64(1 << 15)
+
+
+@kernel
+def add_flags(joint: Array, flags: Array, held: Array) -> None:
+    """Counts the flags by class: how many there are, and how many of them are set.
+
+    Args:
+        joint: int64[from 1 to 256 contexts, from 1 to 16 symbols].
+        flags: int64[4], added to: those that are set.
+        held: int64[4], added to: all.
+    """
+    for context in range(joint.shape[0]):
+        for symbol in range(joint.shape[1]):
+            count = joint[context, symbol]
+            for flag in range(4):
+                of = np.uint64((context >> (2 * flag)) & 3)
+                held[of] += count
+                flags[of] += count * ((symbol >> flag) & 1)
 
 
 @kernel

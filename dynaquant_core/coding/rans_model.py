@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding.codec import MAX_LEVELS
-from dynaquant_core.coding.model_kernels import entropy, fill_roots, fill_starts, spent
+from dynaquant_core.coding.rans_model_kernels import entropy, fill_roots, fill_starts, spent
 from dynaquant_core.coding.tables_kernels import (
     CLASSES,
     CONTEXTS,
@@ -61,7 +61,7 @@ class Model:
 
     def data_bits(self, joint: Counts) -> float:
         """Bits that symbols with these counts, int64[rows, levels], take under this model."""
-        return float(spent(joint, self.starts))
+        return float(spent(np.ascontiguousarray(joint), self.starts))
 
 
 def entropy_bits(joint: Counts) -> float:
@@ -127,7 +127,7 @@ def fit(joint: Counts, sample: Counts | None = None) -> Model:
         >>> np.diff(model.starts.astype(int)).tolist()
         [[32506, 262], [0, 32768]]
     """
-    levels = joint.shape[1]
+    joint, levels = np.ascontiguousarray(joint), joint.shape[1]  # kernels are compiled for one layout
     exact, modes = joint.sum(axis=1), joint.argmax(axis=1)
     sampled = sample is not None and bool(((sample > 0) == (exact > 0)).all())
     totals = sample if sample is not None and sampled else exact

@@ -77,21 +77,18 @@ def codec_by_name(name: str) -> Codec:
 
 
 @cache
-def counted_codec(name: str) -> CountedCodec:
-    """The codec of a name, one that takes counts; looked at once, because asking for a protocol is slow.
+def counted_codec(name: str) -> CountedCodec | None:
+    """The codec of a name if it takes counts, else None; cached, because asking for a protocol is slow.
 
     Raises:
         UnknownCodecError: there is none of this name.
-        TypeError: it takes no counts.
 
     Example:
-        >>> counted_codec("rans").id
-        4
+        >>> counted_codec("rans").id, counted_codec("zstd")
+        (4, None)
     """
     codec = codec_by_name(name)
-    if not isinstance(codec, CountedCodec):
-        raise TypeError(f"Codec {name} takes no counts.")
-    return codec
+    return codec if isinstance(codec, CountedCodec) else None
 
 
 def codec_name(number: int) -> str:

@@ -5,9 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaquant_core.coding import counts, prefix, prefix_kernels, rans_kernels, rans_model, rle, rle_kernels
-from dynaquant_core.coding import model_kernels as mk
+from dynaquant_core.coding import (
+    counts,
+    counts_kernels,
+    prefix,
+    prefix_kernels,
+    rans_kernels,
+    rans_model,
+    rle,
+    rle_kernels,
+)
 from dynaquant_core.coding import rans_decode_kernels as decoding
+from dynaquant_core.coding import rans_model_kernels as mk
 from dynaquant_core.coding import tables_kernels as tk
 from tests.reference import coding_twins as twins
 
@@ -191,7 +200,7 @@ def test_rows_are_added_up(seed):
     joint = counts.joint_counts(values, context)
     rows = np.random.default_rng(seed).integers(0, 5, joint.shape[0]).astype(np.uint16)
     merged, expected = np.zeros((5, joint.shape[1]), np.int64), np.zeros((5, joint.shape[1]), np.int64)
-    mk.add_rows(joint, rows, merged)
+    counts_kernels.add_rows(joint, rows, merged)
     np.add.at(expected, rows, joint)
     assert np.array_equal(merged, expected)
 

@@ -85,6 +85,7 @@ class FewMoved:
 
 def _stream(name: str, kind: str, coder: str, values: Bytes, contexts: Bytes, joint: Counts) -> Stream:
     codec = counted_codec(coder)
+    assert codec is not None
     return Stream(name, kind, codec.id, codec.encode_counted(values, contexts, joint))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding.counts import joint_counts
-from dynaquant_core.coding.model_kernels import add_rows
+from dynaquant_core.coding.counts_kernels import add_rows
 from dynaquant_core.coding.rans import rans_bytes
 from dynaquant_core.coding.rans_model import entropy_bits
 from dynaquant_core.coding.registry import counted_codec
@@ -82,6 +82,7 @@ class RunCode:
         if self.values.size:
             table = tables_of(len(self.groups))[self.scheme]
             codec = counted_codec("rans_context" if self.joint.shape[0] > 1 else "rans")
+            assert codec is not None
             contexts = self.keys.contexts(table)
             yield Stream(
                 self.names[0], "residuals", codec.id, codec.encode_counted(self.values, contexts, self.joint)

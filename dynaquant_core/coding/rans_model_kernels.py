@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dynaquant_core.jit import kernel
 
-__all__ = ["add_flags", "add_rows", "entropy", "fill_roots", "fill_starts", "spent"]
+__all__ = ["entropy", "fill_roots", "fill_starts", "spent"]
 
 Counts = NDArray[np.int64]
 Starts = NDArray[np.uint16]
@@ -66,6 +66,24 @@ def fill_roots(joint: Counts, exact: Counts, totals: Counts, roots: NDArray[np.i
 
 
 @kernel
+def _weight(root: Any, total: Any) -> Any:
+    """What a root stands for: at most all occurrences of its context."""
+    return min(_2 * np.int64(root) * np.int64(root), total)
+
+
+@kernel
+def _even(weight: Any, whole: Any) -> Any:
+    """Width in proportion to a weight, rounded, at least 1 if it is above 0."""
+    return max((weight * _SCALE + whole // _2) // whole, _1) if weight > 0 else _0
+
+
+@kernel
+def _fair(weight: Any, whole: Any, spare: Any) -> Any:
+    """Width where all cannot be rounded up: 1, and a share of what is spare."""
+    return _1 + weight * spare // whole if weight > 0 else _0
+
+
+@kernel
 def fill_starts(totals: Counts, roots: NDArray[np.int32], modes: Counts, starts: Starts) -> None:
     """Writes interval bounds in units of 2^-15; integers only, so that every machine gets the same.
 
@@ -78,59 +96,26 @@ def fill_starts(totals: Counts, roots: NDArray[np.int32], modes: Counts, starts:
         modes: int64[r], the likeliest symbol, whose root does not count.
         starts: uint16[r, l + 1], written: each row from 0 to 2^15.
     """
+    levels = roots.shape[1]
     for row in range(roots.shape[0]):
         total, mode = totals[row], modes[row]
         others, used = _0, _1
-        for symbol in range(roots.shape[1]):
-            weight = min(_2 * np.int64(roots[row, symbol]) ** _2, total) if symbol != mode else _0
+        for symbol in range(levels):
+            weight = _weight(roots[row, symbol], total) if symbol != mode else _0
             others += weight
             used += np.int64(weight > 0)
-        whole = others + max(total - others, _1)
-        taken = _0
-        for symbol in range(roots.shape[1]):
-            weight = min(_2 * np.int64(roots[row, symbol]) ** _2, total) if symbol != mode else _0
-            if weight > 0:
-                taken += max((weight * _SCALE + whole // _2) // whole, _1)
-        crowded = taken >= _SCALE
-        if crowded:
-            taken = _0
-            for symbol in range(roots.shape[1]):
-                weight = min(_2 * np.int64(roots[row, symbol]) ** _2, total) if symbol != mode else _0
-                taken += _1 + weight * (_SCALE - used) // whole if weight > 0 else _0
-        start = _0
-        for symbol in range(roots.shape[1]):
+        whole, spare = others + max(total - others, _1), _SCALE - used
+        even = fair = _0
+        for symbol in range(levels):
+            weight = _weight(roots[row, symbol], total) if symbol != mode else _0
+            even += _even(weight, whole)
+            fair += _fair(weight, whole, spare)
+        crowded, start = even >= _SCALE, _0
+        for symbol in range(levels):
             starts[row, symbol] = start
-            weight = min(_2 * np.int64(roots[row, symbol]) ** _2, total)
+            weight = _weight(roots[row, symbol], total)
             if symbol == mode:
-                start += _SCALE - taken
-            elif weight > 0:
-                even = max((weight * _SCALE + whole // _2) // whole, _1)
-                start += _1 + weight * (_SCALE - used) // whole if crowded else even
-        starts[row, roots.shape[1]] = start
-
-
-@kernel
-def add_rows(joint: Counts, rows: NDArray[np.uint16], merged: Counts) -> None:
-    """Adds row i of ``joint`` int64[r, l] to row ``rows[i]`` of ``merged`` int64[m, l]."""
-    for row in range(joint.shape[0]):
-        into = np.uint64(rows[row])
-        for symbol in range(joint.shape[1]):
-            merged[into, symbol] += joint[row, symbol]
-
-
-@kernel
-def add_flags(joint: Counts, flags: Counts, held: Counts) -> None:
-    """Counts the flags of `coding.flags` by class: how many there are, and how many of them are set.
-
-    Args:
-        joint: int64[from 1 to 256 contexts, from 1 to 16 symbols].
-        flags: int64[4], added to: those that are set.
-        held: int64[4], added to: all.
-    """
-    for context in range(joint.shape[0]):
-        for symbol in range(joint.shape[1]):
-            count: Any = joint[context, symbol]
-            for flag in range(4):
-                of = np.uint64((context >> (2 * flag)) & 3)
-                held[of] += count
-                flags[of] += count * ((symbol >> flag) & 1)
+                start += _SCALE - (fair if crowded else even)
+            else:
+                start += _fair(weight, whole, spare) if crowded else _even(weight, whole)
+        starts[row, levels] = start
