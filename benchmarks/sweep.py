@@ -5,9 +5,10 @@ options, threshold and folder.  Prints one row a store, in real bytes.
 
     python benchmarks/sweep.py gpt_shakespeare lattice@0.01 lattice@0.05 lattice,moments=minimal@0.01
     python benchmarks/sweep.py gpt_shakespeare dynaquant@0.01 dynaquant,sigma=0.1,coder=paper@0.05
+    python benchmarks/sweep.py gpt_shakespeare default,max_chain=16@0.01 --set seed=1
 
 A store is options and a threshold.  The first option may be a method's name, else the project's default is
-meant; ``moments`` is the store's.
+meant; ``moments`` and ``max_chain`` are the store's.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Wanted:
     """What one store is made with."""
 
     method: dict[str, Any]
-    moments: str
+    store: dict[str, Any]
     threshold: float
 
 
@@ -52,8 +53,8 @@ def parsed(store: str) -> Wanted:
     options = {
         key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words) if value
     }
-    moments = options.pop("moments", "8bit")
-    return Wanted({"name": name, **options}, moments, float(threshold))
+    stores = {key: options.pop(key) for key in ("moments", "max_chain") if key in options}
+    return Wanted({"name": name, **options}, stores, float(threshold))
 
 
 def checkpointer(trainer: Trainer, every: int, folder: Path, wanted: Wanted) -> dq.Checkpointer:
@@ -67,7 +68,7 @@ def checkpointer(trainer: Trainer, every: int, folder: Path, wanted: Wanted) -> 
         evaluate=lambda: trainer.quality(trainer.data.search),
         threshold=wanted.threshold,
         method=wanted.method,
-        moments=wanted.moments,
+        **wanted.store,
     )
 
 
@@ -126,9 +127,9 @@ def point(config: Any) -> str:
     return f"{first:.2f}" if isinstance(first, float) else str(first)
 
 
-def sweep(config: str, stores: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+def sweep(config: str, changes: Sequence[str], stores: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     """Trains once and fills every store."""
-    experiment = load_experiment(config)
+    experiment = load_experiment(config, changes)
     trainer = Trainer(experiment)
     heldout = HeldOut(trainer, experiment.evaluate.mode)
     paths = {store: folder / str(index) for index, store in enumerate(stores)}
@@ -156,11 +157,12 @@ def main() -> None:
     parser.add_argument("config", help="an experiment's name or YAML file")
     told = "[METHOD,]KEY=VALUE[,KEY=VALUE...]@THRESHOLD, METHOD@THRESHOLD or default@THRESHOLD"
     parser.add_argument("stores", nargs="+", help=told)
+    parser.add_argument("--set", nargs="*", default=[], help="changes to the experiment, as KEY=VALUE")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(prefix="dynaquant-sweep-") as folder:
-        rows = sweep(arguments.config, arguments.stores, Path(folder))
+        rows = sweep(arguments.config, arguments.set, arguments.stores, Path(folder))
     table = Table(*rows[0], title=arguments.config)
     for found in rows:
         table.add_row(*map(str, found.values()))
