@@ -157,7 +157,8 @@ def main() -> None:
     parser.add_argument("config", help="an experiment's name or YAML file")
     told = "[METHOD,]KEY=VALUE[,KEY=VALUE...]@THRESHOLD, METHOD@THRESHOLD or default@THRESHOLD"
     parser.add_argument("stores", nargs="+", help=told)
-    parser.add_argument("--set", nargs="*", default=[], help="changes to the experiment, as KEY=VALUE")
+    change = "a change to the experiment; may be given again"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=change)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
