@@ -20,6 +20,7 @@ from dynaquant_core.state.roles import (
     fits_float32,
     is_finite,
     is_quantisable,
+    is_two_valued,
     matches,
     moment_kind,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "flatten",
     "is_finite",
     "is_quantisable",
+    "is_two_valued",
     "leaf_names",
     "matches",
     "moment_kind",

@@ -17,6 +17,7 @@ import torch
 from dynaquant_core.errors import CorruptFileError, LimitError
 from dynaquant_core.state.leaves import Namer, Path, dotted, name_is_too_long
 from dynaquant_core.state.scalars import array_dtype, scalar_value
+from dynaquant_core.state.strides import in_memory_order
 from dynaquant_core.state.tree import MAX_DEPTH
 
 __all__ = ["leaf_names", "unflatten", "unpack"]
@@ -123,10 +124,12 @@ class _Walker:
             return self._tied(tag, rest, path)
         if tag == "N":
             _array_type(rest, path)
+        elif tag == "m":
+            _memory_order(rest, path)
         elif rest:
             _refuse([tag, *rest], path)
         built = self._build(tag, rest, path, self._name(path))
-        self._built.append((tag, built))
+        self._built.append(("t" if tag == "m" else tag, built))
         return built
 
     def _tied(self, tag: str, rest: list[Any], path: Path) -> Any:
@@ -170,6 +173,22 @@ def _array_type(rest: list[Any], path: Path) -> tuple[np.dtype[Any], list[int]]:
     if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > MAX_DEPTH // 2:
         _refuse(["N", *rest], path)
     return dtype, shape
+
+
+def _memory_order(rest: list[Any], path: Path) -> list[int]:
+    order: Any = rest[0] if len(rest) == 1 else None
+    whole = isinstance(order, list) and all(type(dim) is int for dim in order)
+    if not whole or sorted(order) != list(range(len(order))):
+        _refuse(["m", *rest], path)
+    dims: list[int] = order
+    return dims
+
+
+def _permuted(tensor: torch.Tensor, rest: list[Any], path: Path) -> torch.Tensor:
+    order = _memory_order(rest, path)
+    if len(order) != tensor.dim():
+        _refuse(["m", *rest], path)
+    return in_memory_order(tensor, order)
 
 
 def _tensor(tensor: torch.Tensor, rest: list[Any], path: Path) -> torch.Tensor:  # noqa: ARG001
@@ -222,6 +241,7 @@ def _flat(tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...], path: Path) -> 
 
 _LEAVES: dict[str, Callable[[torch.Tensor, list[Any], Path], Any]] = {
     "t": _tensor,
+    "m": _permuted,
     "n": _array,
     "N": _raw_array,
     "B": _bytes,

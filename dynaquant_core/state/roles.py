@@ -25,6 +25,7 @@ __all__ = [
     "fits_float32",
     "is_finite",
     "is_quantisable",
+    "is_two_valued",
     "matches",
     "moment_kind",
 ]
@@ -55,6 +56,9 @@ MOMENTS: Final = frozenset(MOMENT_KINDS)
 
 #: Smaller tensors cost less exact than their codebook would.
 MIN_ELEMENTS: Final = 256
+
+#: Values of a tensor that are looked at before all of them.
+LOOK: Final = 16
 
 _QUANTISABLE: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -138,6 +142,23 @@ def is_quantisable(tensor: torch.Tensor) -> bool:
         (True, False)
     """
     return tensor.dim() >= 2 and tensor.numel() >= MIN_ELEMENTS and fits_float32(tensor)
+
+
+def is_two_valued(tensor: torch.Tensor) -> bool:
+    """Whether a floating matrix (64, 32 or 16 bits), or larger, holds two different values, as a mask does.
+
+    Example:
+        >>> is_two_valued(torch.ones(16, 16).tril()), is_two_valued(torch.ones(16, 16))
+        (True, False)
+    """
+    if tensor.dtype not in _QUANTISABLE or tensor.dim() < 2 or tensor.numel() == 0:
+        return False
+    tensor = tensor.detach()
+    row = tensor[(0,) * (tensor.dim() - 1)]
+    if len(set(row[:LOOK].tolist())) > 2:  # of what is trained, a few values tell
+        return False
+    low, high = torch.aminmax(tensor)
+    return bool((low < high) & ((tensor == low) | (tensor == high)).all())
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -31,6 +31,7 @@ from dynaquant_core.state.leaves import (
     tie_of,
 )
 from dynaquant_core.state.scalars import plain_array_dtype, scalar_node
+from dynaquant_core.state.strides import memory_order
 
 __all__ = ["LONG", "LONG_TEXT", "MAX_DEPTH", "Tree", "flatten", "pack"]
 
@@ -104,7 +105,7 @@ class _Builder:
         if kind is dict or kind is OrderedDict:
             return self._mapping(obj, path, in_optimizer)
         if isinstance(obj, torch.Tensor) and not self.inline:
-            return self._leaf("t", "tensor", as_leaf_tensor(obj, path), tie_of(obj), path, in_optimizer)
+            return self._tensor(obj, path, in_optimizer)
         if kind is np.ndarray and not self.inline:
             return self._array(obj, path, in_optimizer)
         if kind is list or kind is tuple:
@@ -137,6 +138,12 @@ class _Builder:
         items = [self.node(item, (*path, i), in_optimizer=in_optimizer) for i, item in enumerate(obj)]
         return ["l" if is_list else "u", *items]
 
+    def _tensor(self, obj: torch.Tensor, path: Path, in_optimizer: bool) -> list[Any]:
+        tensor = as_leaf_tensor(obj, path)
+        node = self._leaf("t", "tensor", tensor, tie_of(obj), path, in_optimizer)
+        order = memory_order(tensor) if len(node) == 1 else None
+        return node if order is None else ["m", order]
+
     def _array(self, array: NDArray[Any], path: Path, in_optimizer: bool) -> Any:
         dtype = plain_array_dtype(array.dtype)
         if dtype is None:
@@ -159,7 +166,7 @@ class _Builder:
 
     def _leaf(
         self, tag: str, source: Source, tensor: torch.Tensor, tie: Any, path: Path, in_optimizer: bool
-    ) -> Any:
+    ) -> list[Any]:
         if tie in self._tied:
             return [tag, self._tied[tie]]
         self._tied[tie] = len(self.leaves)

@@ -17,7 +17,7 @@ from dynaquant_core.quantize.layers import layer_type, layer_types
 from dynaquant_core.state import Owned, bare_name, copies_of
 from dynaquant_core.store.fisher import Fisher
 
-__all__ = ["hints_for", "match_names"]
+__all__ = ["buffer_names", "hints_for", "match_names"]
 
 
 def hints_for(
@@ -37,11 +37,16 @@ def hints_for(
         owned: what an optimizer holds of each weight.
 
     Raises:
-        ConfigError: ``gradients`` is no mapping.
+        ConfigError: ``gradients`` is no mapping of names to tensors.
     """
     good = gradients is None or isinstance(gradients, Mapping)
     require(good, f"gradients must be a mapping of parameter name to tensor, got {type(gradients).__name__}.")
     known = dict(gradients or {})
+    for name, value in known.items():
+        good = isinstance(name, str) and isinstance(value, Tensor)
+        require(
+            good, f"gradients must be tensors by parameter name, got {type(value).__name__} for {name!r:.80}."
+        )
     owners = match_names(tensors, {name: tuple(value.shape) for name, value in known.items()})
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return Hints(
@@ -51,6 +56,33 @@ def hints_for(
         roles=roles,
         moments=_moments(tensors, owned or {}),
     )
+
+
+def buffer_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[str]:
+    """Names of the tensors of a state that are buffers of the model: masks, tables, statistics.
+
+    Nobody trains a buffer, so no training heals what is lost of it, and a mask that is not exactly zero is no
+    mask.  A quality that is measured cannot tell either: a mask that leaks may lower the loss.
+
+    Args:
+        tensors: of a state, by name.
+        model: a module, or name -> module; None: nothing is known to be a buffer.
+
+    Example:
+        >>> import torch
+        >>> norm = torch.nn.BatchNorm1d(4)
+        >>> sorted(buffer_names({f"model.{name}": value for name, value in norm.state_dict().items()}, norm))
+        ['model.num_batches_tracked', 'model.running_mean', 'model.running_var']
+    """
+    modules = _modules(model)
+    if modules is None:
+        return frozenset()
+    buffers = _shapes(modules, "named_buffers")
+    if not buffers:
+        return frozenset()
+    # Parameters take part, so that a longer name of theirs goes before a shorter one of a buffer.
+    owners = match_names(tensors, buffers | _shapes(modules))
+    return frozenset(name for name, owner in owners.items() if owner in buffers)
 
 
 def match_names(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
@@ -98,13 +130,17 @@ def _modules(model: Any | None) -> nn.Module | dict[str, nn.Module] | None:
     return model if isinstance(model, nn.Module) else None
 
 
-def _shapes(modules: nn.Module | Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
-    """Shape by parameter name; names of several modules are prefixed with "NAME."."""
+def _shapes(
+    modules: nn.Module | Mapping[str, nn.Module], kind: str = "named_parameters"
+) -> dict[str, tuple[int, ...]]:
+    """Shape by name of parameters (or "named_buffers"); several modules' names have "NAME." in front."""
     if isinstance(modules, nn.Module):
-        named = modules.named_parameters(remove_duplicate=False)
-        return {name: tuple(parameter.shape) for name, parameter in named}
+        named = getattr(modules, kind)(remove_duplicate=False)
+        return {name: tuple(tensor.shape) for name, tensor in named}
     return {
-        f"{key}.{name}": shape for key, module in modules.items() for name, shape in _shapes(module).items()
+        f"{key}.{name}": shape
+        for key, module in modules.items()
+        for name, shape in _shapes(module, kind).items()
     }
 
 

@@ -15,7 +15,7 @@ from dynaquant_core.state import leaf_names
 __all__ = ["covers", "data_leaves", "prune"]
 
 #: Tags of leaves, and of the containers that are lists in JSON.
-LEAVES = frozenset("tnNBLU")
+LEAVES = frozenset("tmnNBSLU")
 CONTAINERS = frozenset("luko")
 
 _CUT = object()
@@ -40,7 +40,7 @@ def data_leaves(skeleton: Any) -> set[str]:
         >>> data_leaves({"a": ["t"], "b": ["l", ["B"], ["t", 0]]})
         {'b.0'}
     """
-    return {name for name, tag in zip(leaf_names(skeleton), _tags(skeleton), strict=True) if tag not in "tn"}
+    return {name for name, tag in zip(leaf_names(skeleton), _tags(skeleton), strict=True) if tag not in "tmn"}
 
 
 def _tags(node: Any) -> Iterator[str]:

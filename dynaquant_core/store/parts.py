@@ -1,12 +1,13 @@
 """The three parts of a checkpoint: which tensors go where, and what a reader holds of each.
 
 "weights": what the chosen method owns and accepts.  "moments": the optimizer's moments, by the moments
-policy.  "exact": everything else, and whatever a pattern of ``exact=`` names.
+policy.  "exact": everything else: the model's buffers, tensors of two values (masks), and whatever a
+pattern of ``exact=`` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,17 @@ from dynaquant_core.methods.base import Method, Reference, TakesVectors
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.moments import moments_method
 from dynaquant_core.methods.registry import resolve_method
-from dynaquant_core.state import Leaf, Owned, Role, TensorSpec, Tree, assign_roles, matches, owned_by
+from dynaquant_core.state import (
+    Leaf,
+    Owned,
+    Role,
+    TensorSpec,
+    Tree,
+    assign_roles,
+    is_two_valued,
+    matches,
+    owned_by,
+)
 from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
 from dynaquant_core.threads import map_threads
 
@@ -43,10 +54,11 @@ class Settings:
     @classmethod
     def of(cls, method: Any, moments: str, exact: str | Sequence[str]) -> Settings:
         """Validates what the user gave; raises ConfigError or UnknownMethodError."""
-        patterns = (exact,) if isinstance(exact, str) else exact
-        good = isinstance(patterns, Iterable)
-        patterns = tuple(patterns) if good else ()
-        good = good and all(isinstance(pattern, str) for pattern in patterns)
+        try:
+            patterns = (exact,) if isinstance(exact, str) else tuple(exact)
+            good = all(isinstance(pattern, str) for pattern in patterns)
+        except TypeError:  # of what cannot be iterated over
+            patterns, good = (), False
         require(good, f"exact must be name patterns (texts), got {exact!r}.")
         return cls(resolve_method(method), moments_method(moments), patterns, named=method is not None)
 
@@ -90,8 +102,15 @@ class Division:
         return {name: part for part, tensors in self.tensors.items() for name in tensors}
 
 
-def divide(tree: Tree, settings: Settings, method: Method) -> Division:
-    """Gives each tensor of a tree its part; ``method`` writes the weights."""
+def divide(tree: Tree, settings: Settings, method: Method, buffers: frozenset[str] = frozenset()) -> Division:
+    """Gives each tensor of a tree its part.
+
+    Args:
+        tree: a whole state.
+        settings: of the store.
+        method: writes the weights.
+        buffers: names of tensors that are buffers of the model, which stay exact.
+    """
     roles = assign_roles(tree.leaves)
     methods = {"weights": method, "moments": settings.moments, "exact": Exact()}
     found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
@@ -100,7 +119,7 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
     vectors = {part: each for part, each in methods.items() if isinstance(each, TakesVectors)}
 
     def owner_of(leaf: Leaf) -> str | None:
-        if leaf.source == "data" or matches(leaf.name, settings.exact):
+        if leaf.source == "data" or leaf.name in buffers or matches(leaf.name, settings.exact):
             return None
         return _owner(roles[leaf.name], method, settings)
 
@@ -108,6 +127,8 @@ def divide(tree: Tree, settings: Settings, method: Method) -> Division:
         """Whether a tensor is taken may need a look at every value."""
         owner = owner_of(leaf)
         if owner is None:
+            return "exact"
+        if roles[leaf.name] == "weight" and is_two_valued(leaf.tensor):
             return "exact"
         if leaf.tensor.dim() == 1 and leaf.name in owned and owner in vectors:
             takes = vectors[owner].accepts_vector(leaf.tensor)

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from dynaquant_core.errors import MissingBaseError
 from dynaquant_core.methods.base import Method
-from dynaquant_core.methods.registry import method_for_config
-from dynaquant_core.state import flatten
+from dynaquant_core.methods.registry import require_own_config
 from dynaquant_core.store.catalogue import Scan, read_entry
 from dynaquant_core.store.chain import open_chain
 from dynaquant_core.store.disk import require_space, require_target
-from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import Meta
-from dynaquant_core.store.parts import Settings, divide
+from dynaquant_core.store.parts import Settings
+from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.restore import whole_state
 from dynaquant_core.store.saving import Saving, Sealed
 from dynaquant_core.store.writer import write_file
@@ -42,13 +41,14 @@ def begin_file(
 
     Raises:
         UnsupportedStateError, ConfigError, UnknownMethodError: as there.
+        ConfigError: ``config`` is of another method than the one that was asked for.
         UnsafePathError: the path names no file, or something else than a file stands there.
     """
     require_target(path)
-    tree = flatten(state)
     settings = Settings.of(method, moments, exact)
-    division = divide(tree, settings, method_for_config(config, settings.weights))
-    hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
+    if settings.named:
+        require_own_config(config, settings.weights)
+    prepared = prepare(settings, 0, state, gradients=gradients, model=model, config=config)
 
     def write(sealed: Sealed) -> CheckpointInfo:
         require_space(path.parent, sealed.most, sealed.estimate)
@@ -56,7 +56,7 @@ def begin_file(
         _, seconds = write_file(path, sealed, meta)
         return replace(read_entry(path).info, seconds=seconds)
 
-    return Saving(0, tree, division, hints, None, write)
+    return prepared.saving(None, write)
 
 
 def read_file(path: Path) -> Any:

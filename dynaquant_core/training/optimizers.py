@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.state.roles import MOMENTS
+from dynaquant_core.state.strides import like_strides
 
 __all__ = ["by_name", "by_number"]
 
@@ -78,14 +79,29 @@ def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, whe
     saved = [list(group["params"]) for group in stored["param_groups"]]
     _require_same_groups(saved, live, where)
     numbers = {key: number for number, key in enumerate(keys)}
-    _require_same_shapes(stored["state"], _parameters(optimizer), numbers, where)
+    parameters = _parameters(optimizer)
+    _require_same_shapes(stored["state"], parameters, numbers, where)
     return {
         **stored,
-        "state": {numbers[key]: value for key, value in stored["state"].items()},
+        "state": {
+            numbers[key]: _beside(parameters[numbers[key]], value) for key, value in stored["state"].items()
+        },
         "param_groups": [
             {**group, "params": list(own["params"])}
             for group, own in zip(stored["param_groups"], groups, strict=True)
         ],
+    }
+
+
+def _beside(parameter: Tensor, entries: Any) -> Any:
+    """A parameter's state with its memory in the parameter's order: fused kernels walk both side by side."""
+    if not isinstance(entries, Mapping):
+        return entries
+    return {
+        name: like_strides(value, parameter)
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+        else value
+        for name, value in entries.items()
     }
 
 

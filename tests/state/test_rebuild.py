@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dynaquant_core.errors import CorruptFileError, DynaQuantError
 from dynaquant_core.state import leaf_names, unflatten, unpack
 
-TAGS = [*"tnNBSLUlukoifbdyzps", "x", ""]
+TAGS = [*"tmnNBSLUlukoifbdyzps", "x", ""]
 
 BAD = [
     [],
@@ -45,6 +45,13 @@ BAD = [
     ["z", -1.5],
     ["z", "a"],
     ["p", 3],
+    ["m"],
+    ["m", 0],
+    ["m", [0, 0]],
+    ["m", [0, 2]],
+    ["m", [True, False]],
+    ["m", [0, 1], 2],
+    ["l", ["m", [1, 0]], ["m", 0]],
     ["s", "O", ""],
     ["s", "<f4", "00"],
     ["s", "<U99999999999", ""],

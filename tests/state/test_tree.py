@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.state import flatten, leaf_names, pack, unflatten, unpack
+from dynaquant_core.state.strides import memory_order
 from tests.state.trees import same, states
 
 
@@ -64,6 +65,19 @@ def test_tied_tensors_are_one_leaf_and_one_object_again():
     assert back["wte"] is back["head"] is back["detached"]
     assert back["view"] is not back["wte"]
     assert back["a"] is back["b"][0]
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5, 2), (4, 3, 1, 1), (4, 1, 5, 2)])
+def test_memory_runs_as_it_did(shape):
+    """Channels last, transposed: fused optimizers walk a parameter and its moments through memory."""
+    last, plain = torch.randn(shape).to(memory_format=torch.channels_last), torch.randn(shape)
+    turned = torch.randn(3, 7).t()
+    state = {"last": last, "tied": last, "turned": turned, "plain": plain, "gaps": plain[..., :1]}
+    back = through_json(state)
+    assert same(back, state)
+    assert back["tied"] is back["last"]
+    for name in ("last", "turned", "plain"):
+        assert memory_order(back[name]) == memory_order(state[name])
 
 
 def test_views_that_differ_are_not_tied():

@@ -347,3 +347,13 @@ def test_nothing_is_random_for_the_caller(tmp_path: Path) -> None:
     CheckpointStore(tmp_path).load()
     assert torch.equal(streams[0], torch.get_rng_state())
     assert random.getstate() == streams[1]
+
+
+def test_long_texts_do_not_hinder_partial_loads(tmp_path: Path) -> None:
+    state = {"note": "x" * 100_000, "w": torch.randn(4, 4)}
+    store = exact_store(tmp_path)
+    store.save(1, state)
+    assert is_same(store.load(names="w"), {"w": state["w"]})
+    other = {"note": "", "w": torch.zeros(4, 4)}
+    store.load_into(other)
+    assert is_same(other, state)

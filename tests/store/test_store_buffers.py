@@ -1,0 +1,54 @@
+"""What must come back bit for bit although it looks like a weight: buffers and masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.utils import prune
+
+import dynaquant_core as dq
+from dynaquant_core.store import CheckpointStore
+
+
+class Masked(torch.nn.Module):
+    """A layer with what must not be rounded: a causal mask, a table of positions, a pruned neighbour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(64, 64)
+        self.pruned = prune.random_unstructured(torch.nn.Linear(64, 64), "weight", 0.5)
+        self.register_buffer("bias", torch.ones(1, 64, 64).tril())
+        self.register_buffer("positions", torch.randn(64, 64).cumsum(0))
+        self.register_buffer("ids", torch.arange(64))
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant", "qd", "excp"])
+@pytest.mark.parametrize("several", [False, True])
+def test_buffers_of_a_model_come_back_bit_for_bit(tmp_path: Path, method: str, several: bool) -> None:
+    """A mask whose zeros are not zeros leaks, and no loss says so."""
+    model = Masked()
+    models = {"a": model} if several else model
+    store = CheckpointStore(tmp_path, method=method)
+    for step in (1, 2):
+        with torch.no_grad():
+            model.fc.weight += 0.01 * torch.randn(64, 64)
+        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        state = {"model": {"a": tensors} if several else tensors, "ema": {"n": 3, "shadow": dict(tensors)}}
+        store.save(step, state, model=models)
+    loaded = CheckpointStore(tmp_path).load(2)
+    for found in (loaded["model"]["a"] if several else loaded["model"], loaded["ema"]["shadow"]):
+        for name, tensor in model.named_buffers():
+            assert torch.equal(found[name], tensor), name
+    assert not torch.equal(found["fc.weight"], model.fc.weight)  # so the test can fail
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_masks_need_no_model_to_stay_exact(tmp_path: Path, method: str, dtype: torch.dtype) -> None:
+    mask = torch.ones(64, 64, dtype=dtype).tril()
+    state = {"w": torch.randn(64, 64), "mask": mask, "far": torch.where(mask > 0, 0.0, -1e9)}
+    dq.save_file(state, tmp_path / "x.dq", method=method)
+    loaded = dq.load_file(tmp_path / "x.dq")
+    assert all(torch.equal(loaded[name], state[name]) for name in ("mask", "far"))
