@@ -15,8 +15,8 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 from dynaquant_core.errors import ConfigError
@@ -134,7 +134,7 @@ class _Crew(Generic[T, R]):
         self.turn = itertools.count()
 
     def run(self, executor: ThreadPoolExecutor, helpers: int) -> list[R]:
-        futures = [executor.submit(self.take) for _ in range(helpers)]
+        futures = self.called(executor, helpers)
         with _pool.working():
             self.take()
         for future in futures:
@@ -147,6 +147,18 @@ class _Crew(Generic[T, R]):
         self.work, self.results = [], {}
         del self.function
         return done
+
+    def called(self, executor: ThreadPoolExecutor, helpers: int) -> list[Future[None]]:
+        """The helpers that came; none where no thread can start, or at the interpreter's exit.
+
+        Python closes executors before it waits for a thread that still writes a checkpoint: that one goes on
+        alone.
+        """
+        futures: list[Future[None]] = []
+        with suppress(RuntimeError):
+            while len(futures) < helpers:
+                futures.append(executor.submit(self.take))
+        return futures
 
     def take(self) -> None:
         while not self.errors:
