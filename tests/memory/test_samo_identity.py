@@ -51,6 +51,27 @@ def test_accumulated_gradients_and_a_scheduler_that_holds_the_optimizer():
     assert equal(model, other)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_models_own_zero_grad_clears_what_the_optimizer_sees(set_to_none):
+    model = gpt()
+    other = twin(model)
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    handle = samo.wrap(model, optimizer, sparsity=0.9, dtype=torch.float32)
+    dense = DenseMasked(other, OPTIMIZERS["adam"], handle.masks())
+    for step in range(4):
+        model.zero_grad(set_to_none=set_to_none)
+        other.zero_grad()
+        copy.deepcopy(model).zero_grad()  # a copy has no part in it
+        loss_of(model, step).backward()
+        loss_of(other, step).backward()
+        copy.deepcopy(model).zero_grad()
+        optimizer.step()
+        dense.step()
+    assert equal(model, other)
+    handle.unwrap()
+    assert "zero_grad" not in vars(model)
+
+
 def test_zero_grad_that_keeps_the_memory_and_that_throws_a_batch_away():
     model = gpt()
     other = twin(model)

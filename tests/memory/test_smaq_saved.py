@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -55,6 +56,21 @@ def packed_bytes(model, batch):
         coder.takes = watched
         out = model(batch)
     return handle.report()["memory"]["live"] + sum(storage.nbytes() for storage in left.values()), out
+
+
+@pytest.mark.parametrize("case", ["not finite", "small", "empty"])
+def test_a_forward_pass_without_a_backward_one_is_freed(case):
+    """A batch that is skipped: operations that save their output (tanh) must not hold it for good."""
+    model = nn.Sequential(nn.Linear(8, 8 if case == "small" else 2000), nn.Tanh(), nn.Sigmoid())
+    alive = []
+    with smaq.apply(model, **ONLY_MAPS):
+        for _ in range(3):
+            batch = torch.randn(0 if case == "empty" else 4, 8)
+            if case == "not finite":
+                batch[0, 0] = float("nan")
+            alive.append(weakref.ref(model(batch)))
+        gc.collect()
+    assert [one() for one in alive] == [None] * 3
 
 
 def test_saved_maps_of_a_conv_net_take_a_quarter_at_most():

@@ -21,6 +21,7 @@ from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
 from dynaquant_core.memory.samo.slots import Slot, buckets_of, masters_of
 from dynaquant_core.memory.samo.swap import swap_in, swap_out
+from dynaquant_core.memory.samo.zeroing import Zeroing
 
 __all__ = ["Engine"]
 
@@ -73,6 +74,7 @@ class Engine:
             if not slot.own:
                 slot.param.grad = None
         self.expand()
+        self._zeroing = Zeroing(model, [slot for slot in self.slots if not slot.own])
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -86,6 +88,7 @@ class Engine:
         """Hooks off; model and optimizer dense again, in their own dtypes, zeros where it is pruned."""
         for handle in self._handles:
             handle.remove()
+        self._zeroing.undo()
         self._cast.undo()
         with torch.no_grad():
             for slot in self.slots:

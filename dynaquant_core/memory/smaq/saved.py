@@ -120,11 +120,16 @@ class _Forward:
         return torch.autograd.graph.saved_tensors_hooks(self.pack, unpack)
 
     def pack(self, tensor: Tensor) -> Any:
-        """A saved tensor as (run, view); itself where it is left alone."""
+        """A saved tensor as (run, view); where it is left alone as another view of its memory.
+
+        Not as itself: an operation that saves its own output would hold it in a cycle through the graph that
+        no collector sees, and a forward pass without a backward one (a batch that is skipped) would never be
+        freed.
+        """
         if not self.coder.takes(tensor) or type(tensor) not in (Tensor, nn.Parameter):
-            return tensor
+            return tensor.detach()
         if address(tensor) in self.spared:
-            return tensor
+            return tensor.detach()
         with torch.no_grad():
             flat, view = flat_run(tensor)
         key = self._key(tensor, flat)
@@ -132,7 +137,7 @@ class _Forward:
         if run is None:
             packed = self.coder.pack(flat, "saved", str(self.count))
             if packed is None:
-                return tensor
+                return tensor.detach()
             self.count += 1
             run = self.known[key] = Run(packed, flat.nbytes, self.ledger)
         return run, view
