@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -16,6 +15,7 @@ from dynaquant_core.search.manager import Decision, Manager
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.state import flatten, unflatten
+from dynaquant_core.store.disk import path_from
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.single import begin_file, read_file
@@ -56,7 +56,7 @@ def save_file(
         model: a module, or name -> module, for layer types.
 
     Raises:
-        ConfigError: arguments that exclude or lack one another, or are out of range.
+        ConfigError: arguments that exclude or lack one another, or are ill-typed or out of range.
         EvaluationError: ``evaluate`` raised, or its value for ``state`` itself is not finite.
         UnsupportedStateError: the tree holds an object that a file cannot hold.
         UnsafePathError: the path names no file, or something else than a file stands there.
@@ -77,7 +77,7 @@ def save_file(
         "save_file: config fixes what threshold searches for; give one of them.",
     )
     saving = begin_file(
-        Path(path),
+        path_from("save_file: path", path),
         state,
         config=config,
         method=method,
@@ -96,12 +96,13 @@ def load_file(path: str | os.PathLike[str]) -> Any:
     """Loads a file written by `save_file`, or a key checkpoint of a store; tensors come to the CPU.
 
     Raises:
+        ConfigError: ``path`` is no path.
         CorruptFileError: the file is damaged; VersionError: it is too new.
         MissingBaseError: it is a delta, which only its store can read.
         UnsafePathError: it is not a regular file.
         StorageError: it cannot be read.
     """
-    return read_file(Path(path))
+    return read_file(path_from("load_file: path", path))
 
 
 def _search(

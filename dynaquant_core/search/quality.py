@@ -8,7 +8,7 @@ same batches, so the noise is that of their paired differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ class Quality:
         """Takes what a user's evaluate returned: a number, or a list, array or tensor of one a batch.
 
         Raises:
-            EvaluationError: ``result`` is something else; says what it was.
+            EvaluationError: ``result`` is something else, or a number beyond all floats; says what it was.
 
         Example:
             >>> Quality.of(1).values, Quality.of([1.5, 2]).values
@@ -74,12 +74,18 @@ class Quality:
                 f"evaluate returned {type(result).__name__} {result!r:.80}; "
                 "expected a number, or one number a batch (a list or a 1-D array)."
             )
-        return cls(tuple(float(entry) for entry in entries))
+        try:
+            return cls(tuple(float(entry) for entry in entries))
+        except OverflowError:
+            raise EvaluationError(
+                f"evaluate returned a whole number that no float can hold ({type(result).__name__}); "
+                "return floats, such as the mean loss."
+            ) from None
 
     @property
     def mean(self) -> float:
         """Mean over the batches."""
-        return math.fsum(self.values) / len(self.values) if self.finite else math.nan
+        return _mean(self.values) if self.finite else math.nan
 
     @property
     def finite(self) -> bool:
@@ -89,7 +95,25 @@ class Quality:
 
 def _plain(value: Any) -> Any:
     """Python's own numbers and lists for tensors, arrays and their scalars; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    if not hasattr(value, "tolist"):
+        return value
+    try:
+        return value.tolist()
+    except Exception as error:
+        raise EvaluationError(
+            f"evaluate returned {type(value).__name__} whose values cannot be read ({type(error).__name__}: "
+            f"{error}); expected a number, or one number a batch (a list or a dense 1-D tensor)."
+        ) from error
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of finite numbers, also where floats cannot hold their sum; ``nan`` for inf - inf."""
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+    except ValueError:
+        return math.nan
 
 
 def _is_sequence(value: object) -> bool:
@@ -149,14 +173,16 @@ def degradation(reference: Quality, quality: Quality, mode: Mode) -> Degradation
         return Degradation(math.inf)
     sign = 1.0 if mode == "min" else -1.0
     worse = [sign * (q - r) for q, r in zip(quality.values, reference.values, strict=True)]
-    mean = math.fsum(worse) / count
+    mean = _mean(worse)
+    if math.isnan(mean):  # some batches are infinitely better, some infinitely worse
+        return Degradation(math.inf)
     scale = abs(reference.mean)
     if scale == 0.0:
         return Degradation(math.inf if mean > 0 else 0.0)
     if count == 1:
         return Degradation(mean / scale)
-    variance = math.fsum((w - mean) ** 2 for w in worse) / (count - 1)
-    return Degradation(mean / scale, math.sqrt(variance / count) / scale)
+    spread = math.hypot(*(w - mean for w in worse))  # whose squares may be beyond all floats
+    return Degradation(mean / scale, spread / math.sqrt(count * (count - 1)) / scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dynaquant_core.errors import NotAStoreError, StorageError, UnsafePathError
+from dynaquant_core.errors import ConfigError, NotAStoreError, StorageError, UnsafePathError
 
 __all__ = [
     "file_identity",
     "guarded",
     "is_gone",
     "make_folder",
+    "path_from",
     "require_space",
     "require_target",
     "storage_error",
@@ -71,6 +72,24 @@ def storage_error(action: str, path: Path, error: OSError) -> StorageError:
 def is_gone(error: BaseException) -> bool:
     """Whether ``error`` says that a file does not exist (any more)."""
     return isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+
+
+def path_from(argument: str, given: object) -> Path:
+    """What a user gave as ``argument``, as a path; raises ConfigError where it can be none.
+
+    Example:
+        >>> path_from("path", "checkpoints").name
+        'checkpoints'
+    """
+    try:
+        path = Path(given)  # type: ignore[arg-type]  # what is none of them raises
+    except TypeError:
+        raise ConfigError(
+            f"{argument} must be a text or an os.PathLike of text, got {type(given).__name__} {given!r:.80}."
+        ) from None
+    if "\0" in str(path):
+        raise ConfigError(f"{argument} must hold no null character, got {str(path)!r:.80}.")
+    return path
 
 
 def make_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from dynaquant_core.config import nearest
+from dynaquant_core.config import nearest, require
 from dynaquant_core.errors import ConfigError, DependencyError
 
 __all__ = [
@@ -54,13 +54,16 @@ def resolve_exporter(to: str | None, path: str | os.PathLike[str]) -> Exporter:
     """The exporter named ``to``, or the one that the suffix of ``path`` asks for.
 
     Raises:
-        ConfigError: no exporter of that name, or no name and a suffix that tells nothing.
+        ConfigError: no exporter of that name, or no name and a suffix that tells nothing; ``to`` is no text.
         DependencyError: it is installed but cannot be imported.
 
     Example:
         >>> resolve_exporter(None, "model.safetensors").__name__
         'to_safetensors'
     """
+    require(
+        to is None or isinstance(to, str), f"to must be an exporter's name (a text) or None, got {to!r:.80}."
+    )
     name = to or SUFFIXES.get(Path(path).suffix.lower())
     names = exporter_names()
     if name is None:

@@ -4,6 +4,9 @@ A POSIX record lock is used: unlike `flock` it is not inherited by forked data l
 process lets go of it even while its children live on, and the system names the holder's process id.  Record
 locks do not exclude threads of one process; the table below does.  A store's lock file stays; where it is
 removed it is so by its holder, and who then holds a file without a name asks again.
+
+A record lock is lost when its process closes any descriptor of the file, as a copy of the folder does
+(`shutil.copytree`).  So the system is asked again at every `acquire`: another writer may have come.
 """
 
 from __future__ import annotations
@@ -67,14 +70,18 @@ class WriterLock:
 
         Raises:
             StoreLockedError: another process, or another object of this process, holds it; names its id.
+                So it does where the lock was lost and somebody else has taken it since.
             StorageError: the lock file cannot be opened.
         """
         with _TABLE_GUARD:
             held = self._held_here()
             if held is not None:
                 self._take_within(held, take_over=take_over)
-            if self._held_here() is None:  # nobody held it, or a finalizer has just let go of it
+            held = self._held_here()
+            if held is None:  # nobody held it, or a finalizer has just let go of it
                 self._take_from_system()
+            else:
+                self._renew(held)
 
     def release(self, *, remove: bool = False) -> None:
         """Gives the right back; without it nothing happens.
@@ -107,17 +114,25 @@ class WriterLock:
             raise self._refusal(os.getpid(), "another store object of this process")
         held.owner = weakref.ref(self)
 
+    def _renew(self, held: _Held) -> None:
+        """Takes the lock on the descriptor once more, which changes nothing unless it was lost."""
+        with guarded("lock", self._path):
+            try:
+                self._lock(held.descriptor)
+            except (OSError, StoreLockedError):
+                for key in [key for key, other in _TABLE.items() if other is held]:
+                    del _TABLE[key]
+                os.close(held.descriptor)
+                raise
+
     def _take_from_system(self) -> None:
         with guarded("lock", self._path):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(self._path, flags, 0o666)
             try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = _holder(descriptor)
+                self._lock(descriptor)
+            except (OSError, StoreLockedError):
                 os.close(descriptor)
-                if isinstance(error, (BlockingIOError, PermissionError)):
-                    raise self._refusal(holder, "another process") from error
                 raise
             status = os.fstat(descriptor)
             if status.st_nlink == 0:  # its last holder removed it while this one waited to open it
@@ -125,6 +140,12 @@ class WriterLock:
                 return self._take_from_system()
         _TABLE[status.st_dev, status.st_ino] = _Held(descriptor, self)
         return None
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise self._refusal(_holder(descriptor), "another process") from error
 
     def _refusal(self, process: int, who: str) -> StoreLockedError:
         return StoreLockedError(

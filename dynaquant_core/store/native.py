@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
+from dynaquant_core.format import MAGIC
 
 __all__ = ["is_safetensors", "read_native", "step_of"]
 
@@ -24,7 +25,7 @@ def read_native(path: Path) -> Any:
 
     Raises:
         StorageError: the file is missing or cannot be read.
-        UnsupportedStateError: a torch.save file that holds more than tensors and plain values.
+        UnsupportedStateError: a torch.save file that holds more than tensors and plain values, or a .dq file.
         CorruptFileError: the file is neither of the two, or damaged.
     """
     if not path.is_file():
@@ -33,6 +34,7 @@ def read_native(path: Path) -> Any:
             f"{path}: expected a torch.save or safetensors file, found {found}; check the path."
         )
     try:
+        _refuse_own(path)
         return _read_safetensors(path) if is_safetensors(path) else _read_torch(path)
     except OSError as error:
         raise StorageError(
@@ -56,6 +58,16 @@ def step_of(state: Any) -> int:
             if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
                 return value
     return 0
+
+
+def _refuse_own(path: Path) -> None:
+    with path.open("rb") as file:
+        ours = file.read(len(MAGIC)) == MAGIC
+    if ours:
+        raise UnsupportedStateError(
+            f"{path}: expected a torch.save or safetensors file, found a .dq file, compressed already; write "
+            "it as one of them with `dynaquant decompress`, or load it with load_file."
+        )
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
@@ -84,9 +96,16 @@ def _read_torch(path: Path) -> Any:
                 "save only tensors, numbers, strings and containers of them, then try again."
             ) from error
         raise CorruptFileError(
-            f"{path}: expected a torch.save or safetensors file, found neither or a damaged one "
-            f"({_first_line(error)})."
+            f"{path}: expected a torch.save or safetensors file, found neither or a damaged one"
+            f"{_cause(error)}; check the path, or copy the file again."
         ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """What torch's zip reader says is wrong; not its unpickler, whose advice is to read without its guard."""
+    line = _first_line(error)
+    tells = isinstance(error, RuntimeError) and "weights" not in line.lower()
+    return f" ({line})" if tells else ""
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,12 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import NotAStoreError
+from dynaquant_core.errors import ConfigError, NotAStoreError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain
+from dynaquant_core.store.disk import guarded, path_from
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.loading import Loading
@@ -50,7 +50,8 @@ class CheckpointStore:
     process.  Methods may be called from several threads.
 
     Args:
-        path: the folder; made at the first save.
+        path: the folder; made at the first save.  A relative one is meant from where the process is now,
+            wherever it goes later.
         method: name, mapping with a "name" and options, or method object; None: that of the checkpoint last
             loaded or saved through this object, and before the first the project's default, "lattice".
         moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
@@ -84,7 +85,9 @@ class CheckpointStore:
     ) -> None:
         good = type(max_chain) is int and 0 <= max_chain < MAX_DEPTH
         require(good, f"max_chain must be a whole number from 0 to {MAX_DEPTH - 1}, got {max_chain!r}.")
-        self.path = Path(path)
+        given = path_from("CheckpointStore: path", path)
+        with guarded("find", given):
+            self.path = given.absolute()
         if self.path.exists() and not self.path.is_dir():
             raise NotAStoreError(f"{str(self.path)!r} is a file; a store is a folder of checkpoints.")
         self._settings = Settings.of(method, moments, exact)
@@ -214,10 +217,14 @@ class CheckpointStore:
             CheckpointNotFoundError: the step is not there.
             CorruptFileError, MissingBaseError: the explicit step is damaged.
             StateMismatchError: ``names`` cover nothing.
+            ConfigError: ``step`` is no whole number, or ``names`` are no texts.
         """
         if names is None:
             return self._loading.whole(step, device)
-        return self._loading.some(step, [names] if isinstance(names, str) else list(names), device)
+        patterns = [names] if isinstance(names, str) else _listed(names)
+        good = all(isinstance(pattern, str) for pattern in patterns)
+        require(good, f"names must be name patterns (texts), got {names!r:.80}.")
+        return self._loading.some(step, patterns, device)
 
     def resume(self, step: int | None = None, *, device: str | torch.device | None = None) -> Any:
         """Loads the state that a run goes on from; arguments, result and errors as `load`.
@@ -301,11 +308,12 @@ class CheckpointStore:
                 by the suffix of ``path``.
 
         Raises:
-            ConfigError: no such exporter.
+            ConfigError: no such exporter, or ``path`` is no path.
             Others as `load`.
         """
-        exporter = resolve_exporter(to, path)
-        exporter(self._loading.alone(step), Path(path))
+        target = path_from("export: path", path)
+        exporter = resolve_exporter(to, target)
+        exporter(self._loading.alone(step), target)
 
     def compact(self) -> None:
         """Frees space: every checkpoint that stays only because another builds on it is removed.
@@ -339,5 +347,17 @@ class CheckpointStore:
         self._upkeep.pin(step)
 
     def unpin(self, step: int) -> None:
-        """Lets retention decide again about a step; without a pin nothing happens."""
+        """Lets retention decide again about a step; without a pin nothing happens.
+
+        Raises:
+            ConfigError: ``step`` is no whole number.
+            Others as `compact`.
+        """
         self._upkeep.unpin(step)
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    try:
+        return list(names)
+    except TypeError:
+        raise ConfigError(f"names must be name patterns (texts), got {names!r:.80}.") from None

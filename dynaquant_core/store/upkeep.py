@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from dynaquant_core.config import require
 from dynaquant_core.errors import CorruptFileError, MissingBaseError, UnsafePathError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Catalogue, Entry
@@ -88,6 +89,7 @@ class Upkeep:
 
     def unpin(self, step: int) -> None:
         """Takes a step from the pins."""
+        require(type(step) is int, f"step must be a whole number, got {step!r}.")
         with self._session.writing():
             self._set_pins(read_pins(self._folder) - {step})
 

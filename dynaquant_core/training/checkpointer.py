@@ -72,7 +72,8 @@ class Checkpointer:
         on_error: whether a save that fails raises ("raise") or is logged ("warn"); training is untouched
             either way.
         save_on: signals, such as ``("SIGTERM",)``, after which the next `step` saves and waits for the
-            commit.  The process is not ended: look at `requested_by`.  Main thread only.
+            commit.  The process is not ended: look at `requested_by`.  Main thread only.  Forked children
+            (data loaders) do not inherit it.
 
     Raises:
         ConfigError: an argument is of the wrong type or out of range.
@@ -116,7 +117,7 @@ class Checkpointer:
         keep_every: int | None = None,
         keep_within: int | str | None = None,
         on_error: Literal["raise", "warn"] = "raise",
-        save_on: str | Iterable[str] = (),
+        save_on: str | Iterable[str] | None = (),
     ) -> None:
         require_choice("Checkpointer", "on_error", on_error, ("raise", "warn"))
         require_choice("Checkpointer", "mode", mode, ("min", "max"))
@@ -138,6 +139,7 @@ class Checkpointer:
         )
         self._chooser = Chooser(promise, manager_for(self.store.method))
         self._window, self._raises = window, on_error == "raise"
+        self._process = os.getpid()
         self._completed = 0
         self._closed = self._misfit = False
         self._requested_by: str | None = None
@@ -272,10 +274,12 @@ class Checkpointer:
     def close(self) -> None:
         """Waits for the save in the background, takes hooks and signal handlers off, gives the store back.
 
+        In a forked child nothing happens: save, thread and lock are its parent's.
+
         Raises:
             SaveError: a save failed in the background at any time, told before or not.
         """
-        if self._closed:
+        if self._closed or self._process != os.getpid():
             return
         self._closed = True
         try:

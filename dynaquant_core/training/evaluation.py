@@ -17,7 +17,11 @@ __all__ = ["Evaluation"]
 
 
 class Evaluation:
-    """Runs ``evaluate`` in evaluation mode, without gradients, and puts back whatever it changes.
+    """Runs ``evaluate`` in evaluation mode, without gradients; flags, buffers and random streams come back.
+
+    Every submodule's training flag, every buffer and every global random stream is as before, bit for bit
+    (`guard.untouched`).  Whatever else ``evaluate`` changes stays changed: parameters, their
+    ``requires_grad`` and ``.grad``, the default dtype and other settings of torch.
 
     Every call begins from the same random streams, so an evaluation that draws numbers draws the same ones
     for every candidate.
@@ -49,21 +53,23 @@ class Evaluation:
         """The quality of the models as they are; it may be not finite.
 
         Raises:
-            EvaluationError: evaluate raised (chained), or returned something else than numbers.
+            EvaluationError: evaluate, or the generator that it returned, raised (chained); or it returned
+                something else than numbers.
         """
         with untouched(self.models), torch.no_grad():
             for model in self.models:
                 model.eval()
             torch.clear_autocast_cache()  # inside autocast, cached casts would be of other weights
             try:
-                result = self._evaluate(*self._arguments)
+                return Quality.of(self._evaluate(*self._arguments))
+            except EvaluationError:
+                raise
             except Exception as error:
                 raise EvaluationError(
-                    f"evaluate raised {type(error).__name__}: {error}; nothing of the model was changed."
+                    f"evaluate raised {type(error).__name__}: {error}; the model has its own weights again."
                 ) from error
             finally:
                 torch.clear_autocast_cache()
-            return Quality.of(result)
 
 
 def _wants_model(evaluate: Callable[..., Any]) -> bool:

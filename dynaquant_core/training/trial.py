@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.training.evaluation import Evaluation
+from dynaquant_core.training.guard import insist, write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,6 +22,7 @@ __all__ = ["Trial"]
 class Trial:
     """Evaluates candidates in the live tensors; every measurement leaves them as they were, bit for bit.
 
+    A Ctrl-C does not change that, wherever it lands: it is raised when the tensors are back.
     There is one copy of the tensors while the context is open, on the CPU for those of a device, whose memory
     may be full.
 
@@ -43,6 +45,7 @@ class Trial:
         self._live = live
         self._evaluation = evaluation
         self._originals: dict[str, Tensor] = {}
+        self._changed = False  # the live tensors may hold something else than the originals
 
     def __enter__(self) -> Self:
         with torch.no_grad():
@@ -54,6 +57,8 @@ class Trial:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._changed:  # the put-back after a measurement was interrupted
+            insist(self._put_back)
         self._originals = {}
 
     def reference(self) -> Quality:
@@ -69,13 +74,18 @@ class Trial:
         Raises:
             EvaluationError: evaluate raised, or returned something else than numbers.
         """
+        self._changed = True
         try:
             self._put(decoded)
             return self._evaluation()
         finally:  # also where evaluate, or a draft half way, fails
-            self._put(self._originals.items())
+            insist(self._put_back)
+
+    def _put_back(self) -> None:
+        self._put(self._originals.items())
+        self._changed = False
 
     def _put(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         with torch.no_grad():
             for name, tensor in tensors:
-                self._live[name].copy_(tensor)
+                write(self._live[name], tensor)

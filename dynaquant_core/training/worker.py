@@ -49,11 +49,19 @@ class Worker(Generic[Result]):
         """Starts ``job``, after the one before it has ended: two saves are never in memory together.
 
         Raises:
-            SaveError: the job before failed and nobody was told yet; ``job`` is not started.
+            SaveError: the job before failed and nobody was told yet, or the system gives no thread; ``job``
+                is not started.
         """
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(job,), name="dynaquant-save", daemon=False)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread = None  # there is nothing to wait for
+            raise SaveError(
+                f"the checkpoint was not written, as no thread could be started for it ({error}); "
+                "raise the limit on processes and threads, or save again when fewer are running."
+            ) from error
 
     def wait(self) -> Result | None:
         """Waits for the running job and returns the last good result (None before the first).

@@ -36,7 +36,13 @@ def test_takes_one_value_a_batch_of_any_kind() -> None:
     assert Quality.of(x for x in batches).mean == 2.0
 
 
-@pytest.mark.parametrize("result", [None, "0.5", [], {"loss": 1.0}, [[1.0]], np.ones((2, 2)), [None], 1j])
+@pytest.mark.parametrize(
+    "result",
+    [
+        None, "0.5", [], {"loss": 1.0}, [[1.0]], np.ones((2, 2)), [None], 1j, 10**400,
+        torch.empty((), device="meta"), torch.eye(2).to_sparse(),
+    ],
+)  # fmt: skip
 def test_refuses_anything_else(result: object) -> None:
     with pytest.raises(EvaluationError, match="evaluate returned"):
         Quality.of(result)
@@ -112,3 +118,12 @@ def test_candidates_closer_than_the_standard_error_are_equal() -> None:
     assert not Degradation(0.010).clearly_below(Degradation(0.0115), margin=0.002)
     assert Degradation(5.0).clearly_below(Degradation(math.inf))
     assert not Degradation(math.inf).clearly_below(Degradation(math.inf))
+
+
+def test_values_whose_sum_no_float_holds_are_compared_all_the_same() -> None:
+    huge = Quality((1.7e308, 1.7e308, -1.7e308))
+    assert huge.mean == pytest.approx(1.7e308 / 3)
+    assert degradation(huge, huge, "min") == Degradation(0.0)
+    assert degradation(huge, Quality((-1.7e308, 1.7e308, 1.7e308)), "min").mean == math.inf
+    wide = degradation(Quality((1e200, 3e200)), Quality((2e200, 3e200)), "min")
+    assert (wide.mean, wide.se) == pytest.approx((0.25, 0.25))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -109,6 +110,26 @@ def test_two_objects_of_one_process_do_not_write_at_once(tmp_path: Path) -> None
     second.close()
     first.load()
     assert first.save(3, small_state(3)).base_step == 2
+
+
+def test_a_copy_that_lost_the_lock_is_noticed_by_the_next_save(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    store = exact_store(path)
+    store.save(1, small_state(1))
+    shutil.copytree(path, tmp_path / "copy")  # closes a descriptor of the lock file
+    with start_holder(path, "restored") as other:
+        pid = int(other.stdout.readline())
+        with pytest.raises(dq.StoreLockedError, match=f"pid {pid}"):
+            store.save(2, small_state(2))
+        other.stdin.close()
+        other.wait()
+    store.save(2, small_state(2))
+    shutil.copytree(path, tmp_path / "again")
+    store.save(3, small_state(3))
+    with start_holder(path, "restored") as other:  # it was taken again
+        assert not other.stdout.readline()
+        other.wait()
+    assert store.steps() == [1, 2, 3]
 
 
 def test_an_object_that_is_gone_holds_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -59,6 +60,13 @@ def test_an_exception_of_the_user_is_chained():
     with pytest.raises(EvaluationError, match="KeyError") as caught:
         Evaluation(evaluate, Net())()
     assert isinstance(caught.value.__cause__, KeyError)
+
+    def batches():
+        yield 1.0
+        raise KeyError("batch")
+
+    with pytest.raises(EvaluationError, match="KeyError"):
+        Evaluation(batches, Net())()
 
 
 def test_it_runs_in_evaluation_mode_without_gradients_from_the_same_random_numbers():
@@ -131,4 +139,42 @@ def test_tied_and_transposed_weights_come_back():
     live, before = live_tensors(model), bits(model.state_dict())
     with Trial(live, Evaluation(lambda: 0.0, model)) as trial:
         trial.measure((name, torch.zeros(8, 8)) for name in live)
+    assert bits(model.state_dict()) == before
+
+
+class CtrlC(dict):
+    """Live tensors; a Ctrl-C comes when one is asked for the ``at``-th time, and another right after it."""
+
+    at = 0
+
+    def __getitem__(self, name):
+        self.at -= 1
+        if self.at in (0, -1):
+            signal.raise_signal(signal.SIGINT)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0, 1.5, 2.0])
+def test_the_model_is_whole_after_a_ctrl_c_wherever_it_lands(share):
+    model = Net()
+    live, before = CtrlC(live_tensors(model)), everything(model)
+    candidate = {name: torch.zeros_like(tensor) for name, tensor in live.items()}
+
+    def measure():
+        with Trial(live, Evaluation(lambda: 0.0, model)) as trial:
+            live.at = round(share * len(live))
+            trial.measure(candidate.items())
+
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    assert live.at < 0
+    assert everything(model) == before
+
+
+def test_an_expanded_weight_is_measured_and_comes_back():
+    model = nn.Linear(3, 3)
+    model.weight = nn.Parameter(torch.arange(3.0).expand(3, 3))
+    live, before = live_tensors(model), bits(model.state_dict())
+    with Trial(live, Evaluation(lambda: float(model.weight.sum()), model)) as trial:
+        assert trial.measure([("weight", torch.ones(3, 3))]).mean == 9.0
     assert bits(model.state_dict()) == before

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -170,3 +172,47 @@ def test_non_finite_weights_are_kept_exact(tmp_path):
         info = checkpoints.wait()
         assert "model.body.4.weight" in info.exact
         assert bits(checkpoints.store.load()["model"]["body.4.weight"]) == bits(model.body[4].weight)
+
+
+CHILD = """
+import os, signal, sys, threading, torch
+import dynaquant_core as dq
+holding, done = threading.Event(), threading.Event()
+checkpoints = dq.Checkpointer(sys.argv[1], torch.nn.Linear(2, 2), exact="*")
+checkpoints.save()
+checkpoints.wait()
+
+def write():
+    with checkpoints.store._session.writing():
+        holding.set()
+        done.wait()
+
+checkpoints._worker.submit(write)  # as a save that takes long
+holding.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    with checkpoints:  # as where a worker leaves the run's block by sys.exit
+        pass
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+done.set()
+checkpoints.save()
+checkpoints.close()
+"""
+
+
+def test_a_forked_child_closes_nothing_and_waits_for_nothing(tmp_path):
+    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], check=True, timeout=120)
+    assert dq.CheckpointStore(tmp_path).verify() == []
+
+
+@pytest.mark.parametrize("result", [10**400, torch.empty((), device="meta"), torch.eye(2).to_sparse()])
+def test_what_evaluate_may_not_return_is_an_error_after_an_exact_checkpoint(tmp_path, result):
+    model, optimizer = build()
+    before = bits(model.state_dict())
+    with dq.Checkpointer(tmp_path, model, optimizer, evaluate=lambda: result) as checkpoints:
+        with pytest.raises(dq.EvaluationError, match="evaluate returned"):
+            checkpoints.save()
+        assert checkpoints.store.steps() == [0]
+    assert bits(dq.CheckpointStore(tmp_path).load()["model"]) == before

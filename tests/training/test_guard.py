@@ -1,12 +1,13 @@
 # ruff: noqa: NPY002 - the legacy stream is one of those that are put back
 import random
+import signal
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dynaquant_core.training.guard import same_bits, untouched
+from dynaquant_core.training.guard import same_bits, untouched, write
 from dynaquant_core.training.rng import put_rng_back, rng_state
 from tests.training.models import Net, bits, seed_everything
 
@@ -114,3 +115,48 @@ def test_a_buffer_put_into_a_module_without_any_is_dropped():
         model[0].register_buffer("new", torch.zeros(2))
         model.register_buffer("new", torch.zeros(2))
     assert list(model.state_dict()) == before
+
+
+@pytest.mark.parametrize("size", [(1,), (4, 4)])
+def test_a_buffer_that_was_resized_in_place_has_its_size_and_bits_again(size):
+    model = Net()
+    model.register_buffer("cache", torch.arange(6.0).reshape(2, 3).t())
+    cache, before = model.cache, everything(model)
+    with untouched([model]):
+        model.cache.resize_(size).fill_(9)
+    assert model.cache is cache
+    assert cache.stride() == (1, 3)
+    assert everything(model) == before
+
+
+class Interrupted(nn.Linear):
+    """Gets a Ctrl-C when its training flag is set for the second time."""
+
+    left = 2
+
+    def __setattr__(self, name, value):
+        if name == "training" and "training" in self.__dict__:
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+        super().__setattr__(name, value)
+
+
+def test_a_ctrl_c_meanwhile_is_raised_when_everything_is_back():
+    model = nn.Sequential(Net(), Interrupted(2, 2))
+    before = everything(model)
+
+    def run():
+        with untouched([model]):
+            disturb(model[0])
+            model[1].eval()
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert everything(model) == before
+
+
+def test_what_was_expanded_is_written_once():
+    rows = torch.zeros(1, 3, 1).expand(4, 3, 2)
+    write(rows, torch.arange(3.0)[:, None].expand(4, 3, 2))
+    assert rows[2, :, 1].tolist() == [0, 1, 2]

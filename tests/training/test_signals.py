@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -26,7 +28,7 @@ def test_a_signal_is_remembered_once_and_the_old_handler_comes_back():
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("name", ["SIGNOTHING", "SIGKILL", "15"])
+@pytest.mark.parametrize("name", ["SIGNOTHING", "SIGKILL", "15", 15, ["SIGTERM"]])
 def test_what_cannot_be_caught_is_refused_and_leaves_nothing_behind(name):
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ConfigError, match="save_on"):
@@ -55,3 +57,65 @@ def test_one_signal_may_be_given_as_it_is():
     assert signal.getsignal(signal.SIGUSR1) != before
     flag.close()
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_none_is_no_signal_and_what_is_no_list_is_refused():
+    assert SignalFlag(None).take() is None
+    with pytest.raises(ConfigError, match="save_on must be names"):
+        SignalFlag(3)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_flags_share_a_signal_and_close_in_any_order(first):
+    before = signal.getsignal(signal.SIGUSR1)
+    flags = [SignalFlag("SIGUSR1"), SignalFlag(["SIGUSR1", "SIGUSR1"])]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert [flag.take() for flag in flags] == ["SIGUSR1"] * 2
+    closed = flags.pop(first)
+    closed.close()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert (closed.take(), flags[0].take()) == (None, "SIGUSR1")
+    flags[0].close()
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_handler_over_ours_stays_and_reaches_the_one_before():
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append("before"))
+    try:
+        flag = SignalFlag("SIGUSR1")
+        ours = signal.getsignal(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, lambda *arguments: (seen.append("over"), ours(*arguments)))
+        later = SignalFlag("SIGUSR1")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (flag.take(), later.take(), seen) == ("SIGUSR1", "SIGUSR1", [])
+        later.close()
+        flag.close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert seen == ["over", "before"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+CHILDREN = """
+import multiprocessing, os, signal, time
+from dynaquant_core.training.signals import SignalFlag
+flag = SignalFlag("SIGTERM")
+fork = multiprocessing.get_context("fork")
+for pause in (0, 0.2):
+    child = fork.Process(target=time.sleep, args=(600,))
+    child.start()
+    time.sleep(pause)
+    child.terminate()
+    child.join()
+    assert child.exitcode == -signal.SIGTERM, child.exitcode
+with fork.Pool(2) as pool:
+    pool.map_async(time.sleep, [600] * 2)
+assert flag.take() is None
+os.kill(os.getpid(), signal.SIGTERM)
+assert flag.take() == "SIGTERM"
+"""
+
+
+def test_forked_children_can_be_terminated():
+    subprocess.run([sys.executable, "-c", CHILDREN], check=True, timeout=120)

@@ -93,3 +93,16 @@ def test_a_program_that_forgets_to_close_still_finishes_the_write(tmp_path):
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=True, timeout=60)
     assert (tmp_path / "out").read_text() == "whole"
+
+
+def test_a_thread_that_cannot_start_is_an_error_and_the_next_one_starts():
+    worker, before = Worker(), threading.stack_size(1 << 46)  # more than any address space has
+    try:
+        with pytest.raises(SaveError, match="no thread could be started"):
+            worker.submit(lambda: "never")
+    finally:
+        threading.stack_size(before)
+    assert worker.wait() is None
+    worker.submit(lambda: "written")
+    assert worker.wait() == "written"
+    worker.close()
