@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +17,9 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
 __all__ = ["bench", "count"]
 
 #: Digits, perhaps with a point between.
-DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
+DECIMAL = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})?")
+#: The largest number that is understood; no machine holds a model of so many parameters.
+MOST = 10**18
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9}
 COLUMNS = (
     "<stage",
@@ -88,9 +90,10 @@ def count(text: str) -> int:
     word = text.strip().lower()
     factor = SUFFIXES.get(word[-1:], 1)
     digits = word[:-1] if factor > 1 else word
-    number = Decimal(digits) * factor if DECIMAL.fullmatch(digits) else Decimal(0)
-    if not number or number % 1:
+    number = Fraction(digits) * factor if DECIMAL.fullmatch(digits) else Fraction(0)
+    if number.denominator != 1 or not 0 < number <= MOST:
         raise ConfigError(
-            f"{text!r} is not a positive number such as 2, 300k or 3.2M; separate several by commas."
+            f"{text!r} is not a positive whole number such as 2, 300k or 3.2M, at most {MOST:.0e}; "
+            "separate several by commas."
         )
     return int(number)

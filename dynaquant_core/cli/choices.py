@@ -84,17 +84,21 @@ def method_of(words: list[str] | None) -> str | dict[str, Any] | None:
 
     Options without a name are those of the project's default.
 
+    Raises:
+        ConfigError: an option's value is not YAML.
+
     Example:
         >>> method_of(["dynaquant", "coder=paper"])
         {'name': 'dynaquant', 'coder': 'paper'}
         >>> method_of(None) is None
         True
     """
-    import yaml
-
     if not words:
         return None
+    from dynaquant_core.experiments.config.reading import read_yaml
+
     pairs = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     name = names[-1] if names else DEFAULT_METHOD
-    return {"name": name} | {key: yaml.safe_load(value) for key, value in pairs.items()} if pairs else name
+    options = {key: read_yaml(value, f"--method {key}") for key, value in pairs.items()}
+    return {"name": name} | options if options else name

@@ -22,6 +22,7 @@ from dynaquant_core.cli.output import Json, emit, share, size, times, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
 from dynaquant_core.errors import NotAStoreError
+from dynaquant_core.methods.registry import require_own_config, resolve_method
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.best import best_of, measured
 from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
@@ -115,7 +116,10 @@ def import_native(
 ) -> None:
     """Start a store from a native checkpoint."""
     config = config_of(bins=bins)
-    opened = CheckpointStore(store, method=method_of(method), moments=moments, exact=tuple(exact or ()))
+    named = method_of(method)
+    if named is not None:
+        require_own_config(config, resolve_method(named))
+    opened = CheckpointStore(store, method=named, moments=moments, exact=tuple(exact or ()))
     with working(f"importing {native}"):
         own_step, state = read_for(framework, native)
         info = opened.save(own_step if step is None else step, state, config=config)

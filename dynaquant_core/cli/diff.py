@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -49,7 +50,7 @@ def diff(
         before, after = (tensors(source.load(step)) for step in (a, b))
         moved = [movement(name, before.get(name), after.get(name)) for name in {**before, **after}]
     if top:
-        moved = sorted(moved, key=lambda one: -(one.relative or 0.0))[:top]
+        moved = sorted(moved, key=extent, reverse=True)[:top]
     if as_json:
         emit({"from": a, "to": b, "tensors": moved})
         return
@@ -59,6 +60,20 @@ def diff(
     ]
     columns = ("<tensor", "<change", "moved (relative L2)", "largest difference", "elements unchanged")
     print_table(f"{path}: from step {a} to step {b}", columns, rows)
+
+
+def extent(one: Movement) -> float:
+    """How far a tensor moved, to sort by: infinitely where it did and there is no finite ratio.
+
+    That is what began at zero, holds NaN or infinities, or came, went or changed its shape.
+
+    Example:
+        >>> extent(Movement("w", "moved", 0.25)), extent(Movement("b", "added"))
+        (0.25, inf)
+    """
+    if one.relative is not None and math.isfinite(one.relative):
+        return one.relative
+    return 0.0 if one.change == "same" else math.inf
 
 
 def tensors(state: object) -> dict[str, Tensor]:

@@ -20,6 +20,9 @@ __all__ = ["BAD_USAGE", "GOOD", "PROBLEM", "run"]
 
 GOOD, PROBLEM, BAD_USAGE = 0, 1, 2
 
+#: What typer makes of an interrupt, without a word; no command of ours gives it.
+INTERRUPTED = 130
+
 #: Base of the parser's own complaints.  Reached through typer, which brings its parser along in some
 #: releases and depends on it in others.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -57,6 +60,8 @@ def dispatch(words: list[str]) -> int:
 
     command = typer.main.get_command(app)
     status = command.main(args=words, prog_name="dynaquant", standalone_mode=False)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else GOOD
 
 

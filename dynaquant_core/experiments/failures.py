@@ -43,10 +43,13 @@ def failure_steps(failures: int | dict[str, list[int]], steps: int, interval: in
 
 
 def _nearest_free(target: float, middles: range, taken: list[int]) -> int:
-    nearest = min(middles, key=lambda step: abs(step - target))
-    free = [step for step in middles if step not in taken]
-    after = [step for step in free if step >= nearest]
-    return after[0] if after else free[-1]
+    about = int((target - middles.start) / middles.step)  # within one of it: a run may have very many
+    place = min(
+        range(max(0, about - 1), min(len(middles), about + 3)), key=lambda place: abs(middles[place] - target)
+    )
+    after = (step for step in middles[place:] if step not in taken)
+    before = (step for step in reversed(middles) if step not in taken)
+    return next(after, None) or next(before)
 
 
 def _named(at: list[int], steps: int, interval: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,12 @@ __all__ = ["claim", "run_folders"]
 
 #: Says which experiment a folder belongs to.
 CONFIG = "config.json"
+
+#: Names in an output folder before a first step: the config, perhaps one that was being written, and runs.
+OWN = re.compile(r"config\.json(\.\d+)?|run-\d+")
+
+#: Keys that the config of every experiment has had, in all versions.
+REQUIRED = {"name", "model", "data", "steps"}
 
 
 def claim(experiment: Experiment) -> Path:
@@ -33,11 +40,10 @@ def claim(experiment: Experiment) -> Path:
     try:
         if folder.exists() and not folder.is_dir():
             raise ExperimentError(f"output: {folder} is a file; give a folder with output=PATH.")
-        if (folder / CONFIG).is_file():
-            if _began(folder):
-                _must_hold(folder, experiment)
-            else:  # a config that failed before its first step, and was mended since
-                _forget(folder)
+        if (folder / CONFIG).is_file() and _began(folder):
+            _must_hold(folder, experiment)
+        elif _failed_early(folder):  # a config that was mended since
+            _forget(folder)
         elif folder.exists() and any(folder.iterdir()):
             raise ExperimentError(
                 f"output: {folder} is not empty and holds no experiment; give another with output=PATH."
@@ -51,6 +57,21 @@ def claim(experiment: Experiment) -> Path:
 def _began(folder: Path) -> bool:
     """Whether a training process of this folder's experiment ever got as far as its diary."""
     return any(folder.glob("run-*/events.jsonl")) or (folder / "results.json").exists()
+
+
+def _failed_early(folder: Path) -> bool:
+    """Whether a folder holds only what an experiment of ours writes before its first step.
+
+    Other projects write a config.json too, a model's folder for one: it has to name an experiment's keys, in
+    whatever version, and to be alone with folders of runs.
+    """
+    if not (folder / CONFIG).is_file() or not all(OWN.fullmatch(path.name) for path in folder.iterdir()):
+        return False
+    try:
+        data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and data.keys() >= REQUIRED
 
 
 def _forget(folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ __all__ = ["SHIPPED", "Option", "Wish", "nearest_options", "read_figures", "read
 
 #: Figures that come with the package; benchmarks/plan_table.py writes them.
 SHIPPED = Path(__file__).with_name("plan_figures.json")
+
+#: Shortest interval that is planned: a checkpoint after each of 10**12 steps.
+SHORTEST = 1e-12
 
 #: Bytes of a weight that is not compressed.
 WEIGHT_BYTES = 4
@@ -55,10 +58,10 @@ class Wish:
     def __post_init__(self) -> None:
         if self.restores < 0:
             raise ConfigError(f"restores must be 0 or more, got {self.restores}.")
-        if not 0 < self.interval < 1:
+        if not SHORTEST <= self.interval < 1:
             raise ConfigError(
-                f"interval must be a share of the training between 0 and 1, such as 0.1 or 2%, got "
-                f"{self.interval:g}."
+                f"interval must be a share of the training between 0 and 1, such as 0.1 or 2%, and at least "
+                f"{SHORTEST:g}, got {self.interval:g}."
             )
         if self.restores >= 1 / self.interval:
             raise ConfigError(
@@ -105,6 +108,10 @@ class Option:
     stored: float | None
 
 
+#: Figures as plain data, checked for their types.
+FIGURES = TypeAdapter(list[Price])
+
+
 def nearest_options(wish: Wish, figures: Sequence[Price]) -> list[Option]:
     """For each model, method and threshold the nearest setting that was measured, and what it means here.
 
@@ -126,8 +133,9 @@ def nearest_options(wish: Wish, figures: Sequence[Price]) -> list[Option]:
 def _distance(wish: Wish, entry: Price) -> tuple[float, float]:
     """Threshold first, then interval and restores together; all as factors."""
     threshold = 0.0
-    if wish.threshold is not None and entry.threshold > 0:
-        threshold = abs(math.log(entry.threshold / wish.threshold))
+    if wish.threshold is not None:  # a run that was allowed nothing is no neighbour of one that was
+        near = entry.threshold > 0
+        threshold = abs(math.log(entry.threshold / wish.threshold)) if near else math.inf
     interval = abs(math.log(entry.interval / wish.interval))
     restores = abs(math.log((entry.restores + 1) / (wish.restores + 1)))
     return threshold, interval + restores
@@ -153,9 +161,10 @@ def read_figures(path: Path = SHIPPED) -> list[Price]:
     """
     data = _json(path)
     try:
-        return TypeAdapter(list[Price]).validate_python(data["rows"])
+        found = FIGURES.validate_python(data["rows"])
     except (KeyError, ValidationError) as error:
         raise ExperimentError(f"{path}: no figures to plan with ({type(error).__name__}).") from None
+    return _in_range(found, path)
 
 
 def read_prices(path: Path) -> list[Price]:
@@ -166,12 +175,30 @@ def read_prices(path: Path) -> list[Price]:
     """
     data = _json(path)
     try:
-        return prices(data)
-    except (KeyError, TypeError, AttributeError) as error:
+        found = FIGURES.validate_python([asdict(entry) for entry in prices(data)])
+    except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+        reason = "a figure is of another type" if isinstance(error, ValidationError) else str(error)
         raise ExperimentError(
-            f"{path}: not a results.json with prices of restores ({type(error).__name__}: {error}); run its "
+            f"{path}: not a results.json with prices of restores ({type(error).__name__}: {reason}); run its "
             f"experiment again with this version, which repeats no training."
         ) from None
+    return _in_range(found, path)
+
+
+def _in_range(figures: list[Price], path: Path) -> list[Price]:
+    """The figures, if they are such as a run has: files are edited by hand."""
+    for entry in figures:
+        ratio = 1.0 if entry.ratio is None else entry.ratio.mean
+        found = {"interval": entry.interval, "ratio": ratio}
+        bad = [f"{name} {value:g}" for name, value in found.items() if not 0 < value < math.inf]
+        if not 0 <= entry.threshold < math.inf:
+            bad.append(f"threshold {entry.threshold:g}")
+        if bad:
+            raise ExperimentError(
+                f"{path}: figures of {entry.method} are out of range ({', '.join(bad)}); give a results.json "
+                "as it was written."
+            )
+    return figures
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -179,7 +206,7 @@ def _json(path: Path) -> Mapping[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ExperimentError(f"{path}: cannot be read: {error.strerror}; give a results.json.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ExperimentError(f"{path}: is not JSON; give a results.json.") from None
     if not isinstance(data, dict):
         raise ExperimentError(f"{path}: holds no mapping; give a results.json.")

@@ -20,6 +20,7 @@ __all__ = [
     "ENTRY_POINTS",
     "method_for_config",
     "method_names",
+    "require_own_config",
     "resolve_method",
 ]
 
@@ -90,8 +91,26 @@ def resolve_method(spec: str | Mapping[str, Any] | Method | None = None) -> Meth
 
 def method_for_config(config: object, method: Method) -> Method:
     """The method that ``config`` belongs to; ``method`` where it is no other built-in's."""
-    owner = next((name for kind, name in OWNERS.items() if isinstance(config, kind)), method.name)
+    owner = _owner(config, method)
     return method if method.name == owner else resolve_method(owner)
+
+
+def require_own_config(config: object, method: Method) -> None:
+    """Refuses a config of another built-in method: for calls that name a method and a config together.
+
+    Raises:
+        ConfigError: names both methods.
+    """
+    owner = _owner(config, method)
+    if owner != method.name:
+        raise ConfigError(
+            f"config: a {type(config).__name__} belongs to the method {owner!r}, and the method asked for is "
+            f"{method.name!r}; leave one of the two away."
+        )
+
+
+def _owner(config: object, method: Method) -> str:
+    return next((name for kind, name in OWNERS.items() if isinstance(config, kind)), method.name)
 
 
 def _build(name: str, options: Mapping[str, Any]) -> Method:

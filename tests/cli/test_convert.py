@@ -77,6 +77,35 @@ def test_import_refuses_what_could_run_code_or_is_damaged(shell: Shell, tmp_path
     assert ("could run code" in outcome.error()) == (content == "object")
     assert not (tmp_path / "store").exists()
 
+    assert "weights_only" not in outcome.err
+
+
+@pytest.mark.parametrize("command", ["compress", "import"])
+def test_what_is_compressed_already_is_named_as_such(
+    shell: Shell, looked_at: Path, tmp_path: Path, command: str
+) -> None:
+    packed = checkpoint_files(looked_at)[0]
+    words = (packed, tmp_path / "out") if command == "import" else (packed, "-o", tmp_path / "out.dq")
+    outcome = shell(command, *words)
+    assert outcome.status == 1
+    assert "found a .dq file" in outcome.error()
+    assert "dynaquant decompress" in outcome.error()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["compress", "import"])
+@pytest.mark.parametrize("method", ["zstd", "lattice"])
+def test_a_point_of_another_method_than_the_named_one_is_refused(
+    shell: Shell, native: Path, tmp_path: Path, command: str, method: str
+) -> None:
+    words = (native, tmp_path / "out") if command == "import" else (native, "-o", tmp_path / "out")
+    outcome = shell(command, *words, "--method", method, "--bins", 8)
+    assert outcome.status == 1
+    assert f"belongs to the method 'dynaquant', and the method asked for is '{method}'" in outcome.error()
+    assert not (tmp_path / "out").exists()
+    for named in ((), ("--method", "dynaquant")):
+        assert shell("compress", native, "--dry-run", "--bins", 8, *named).status == 0
+
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_export_writes_what_others_read(shell: Shell, looked_at: Path, tmp_path: Path, ending: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dynaquant_core.cli.app import app
 from tests.cli.words import Shell
@@ -113,6 +115,49 @@ def test_as_a_process(looked_at: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert len(json.loads(done.stdout)["checkpoints"]) == 3
+
+
+def test_an_interrupt_is_one_line_and_status_1() -> None:
+    code = (
+        "import sys; from dynaquant_core.cli import main; from dynaquant_core.cli.app import app\n"
+        "@app.command('wait')\ndef wait():\n"
+        "    import time; print('waiting', flush=True); time.sleep(60)\n"
+        "sys.exit(main(['wait']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert err == "dynaquant: error: interrupted; what was committed stays.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("compress", "in.pt", "--dry-run", "--method", "max_noise=["), "--method max_noise: not YAML"),
+        (("run", "quickstart", "output=2024-02-30"), "day is out of range"),
+        (("run", "quickstart", f"data.source={'x' * 5000}"), "exists neither"),
+        (("plan", "--restores", "1", "--interval", "1e-320"), "at least 1e-12"),
+        (("plan", "--restores", "1", "--interval", "2%", "--params", "9" * 35 + "G"), "at most 1e+18"),
+        (("bench", "--sizes", "9" * 5000), "at most 1e+18"),
+        (("bench", "--sizes", "999999999G"), "of this machine's memory"),
+        (("bench", "--threads", "99999G"), "threads must be 1024 or less"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_words(
+    shell: Shell, words: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(4)}, "in.pt")
+    outcome = shell(*words)
+    assert outcome.status == 1
+    assert told in outcome.error()
+    assert "This is a bug" not in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.pt"]
 
 
 def test_a_reader_that_has_seen_enough_is_no_problem(looked_at: Path) -> None:

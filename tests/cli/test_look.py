@@ -136,6 +136,19 @@ def test_diff_top_sorts_by_movement(shell: Shell, looked_at: Path) -> None:
     assert moved == sorted(moved, reverse=True)
 
 
+def test_diff_top_begins_with_what_has_no_finite_ratio(shell: Shell, tmp_path: Path) -> None:
+    before = {"a": torch.ones(4), "nan": torch.tensor([float("nan"), 1.0]), "b": torch.ones(4)}
+    after = {"a": torch.ones(4) * 1.01, "nan": torch.tensor([float("nan"), 2.0]), "b": torch.ones(4) * 5}
+    still = {"same": torch.zeros(3), "still": torch.tensor([float("nan")])}
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, before | still | {"zero": torch.zeros(2), "gone": torch.ones(2), "bent": torch.ones(2)})
+        store.save(2, after | still | {"zero": torch.ones(2), "new": torch.ones(2), "bent": torch.ones(3)})
+    outcome = shell("diff", tmp_path, 1, 2, "--top", 7, "--json")
+    names = [entry["name"] for entry in outcome.json()["tensors"]]
+    assert (set(names[:5]), names[5:]) == ({"nan", "zero", "gone", "new", "bent"}, ["b", "a"])
+    assert "NaN" not in outcome.out
+
+
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [

@@ -51,6 +51,30 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("grid={threshold: 0.1}", r"grid: 'threshold' needs a list of values"),
         ("grid={output: [a, b]}", r"grid: 'output' belongs to the whole experiment"),
         ("name=../up", r"name: "),
+        ("grid={'': [1]}", r"grid: '' is no key"),
+        ("grid={method.: [1]}", r"grid: 'method.' is no key"),
+        ("method={name: lattice, max_noise: .nan}", r"method: expected finite numbers, got nan"),
+        ("fix={scale: [{a: .inf}]}", r"fix.scale: expected finite numbers, got inf"),
+        ("search={scale: -.inf}", r"search: expected finite numbers, got -inf"),
+        (
+            "method={name: lattice, max_noise: 2024-02-03}",
+            r"method: expected numbers, texts, .* got datetime",
+        ),
+        ("fix=&a {x: *a}", r"fix.x: lists and mappings are nested more than 32 deep, or hold themselves"),
+        ("grid=&a {x: [*a]}", r"grid: lists and mappings are nested"),
+        ("optimizer={name: sgd, nesterov: true}", r"optimizer: nesterov: true needs a momentum above 0"),
+        ("seed=4294967296", r"seed: expected less than 4294967296"),
+        ("seeds=[0, 4294967296]", r"seeds.1: expected less than 4294967296"),
+        ("steps=1000000000000000000000000", r"steps: expected less than 9007199254740992"),
+        ('output="a\\0b"', r"output: a path cannot hold a NUL"),
+        ("output=2024-02-30", r"override 'output': a value is none \(day is out of range for month\)"),
+        (
+            "threshold=" + 5000 * "9",
+            r"override 'threshold': a value is none \(a whole number of 5000 digits\)",
+        ),
+        ("threshold=0x" + 800 * "f", r"override 'threshold': a value is none \(a whole number of more than"),
+        ("exact=" + 3000 * "[" + 3000 * "]", r"override 'exact': nested too deeply"),
+        ("method={name: exact, name: lattice}", r"override 'method': key 'name' is there twice"),
         ("kind=trasnfer", r"kind: expected 'train', .* got 'trasnfer'"),
     ],
 )
@@ -72,7 +96,26 @@ def test_a_dotted_key_turns_a_named_method_into_a_mapping(tiny_file: Path) -> No
     assert experiment.method == {"name": "other", "level": 3}
 
 
-@pytest.mark.parametrize("override", ["threshold", "=3", "threshold=[", "steps.deep=3"])
+def test_a_key_that_is_there_twice_is_named_with_its_line(tiny_file: Path) -> None:
+    with tiny_file.open("a", encoding="utf-8") as file:
+        file.write("threshold: 0.1\n'threshold': 0.2\n")
+    line = len(tiny_file.read_text(encoding="utf-8").splitlines())
+    with pytest.raises(
+        ConfigError, match=rf"tiny\.yaml: key 'threshold' is there twice, again in line {line};"
+    ):
+        load_experiment(tiny_file)
+
+
+def test_merge_keys_may_be_overridden_and_nested(tiny_file: Path) -> None:
+    with tiny_file.open("a", encoding="utf-8") as file:
+        file.write(
+            "grid:\n- &a {threshold: [0.1], seed: [0, 1]}\n- &b {<<: *a, seed: [2]}\n- {<<: *b, seed: [3]}\n"
+        )
+    runs = expand(load_experiment(tiny_file))
+    assert [(run.threshold, run.seed) for run in runs] == [(0.1, 0), (0.1, 1), (0.1, 2), (0.1, 3)]
+
+
+@pytest.mark.parametrize("override", ["threshold", "=3", ".x=3", "threshold=[", "steps.deep=3"])
 def test_an_override_that_is_none_is_refused(tiny_file: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="override"):
         load_experiment(tiny_file, [override])
@@ -131,6 +174,13 @@ def test_a_list_of_grids_is_one_after_the_other_without_repeats(tiny: dict[str, 
     found = [(run.method, run.failures) for run in runs if run.seed == 1]
     assert found == [("dynaquant", 0), ("dynaquant", 1), ("exact", 0), ("exact", 1), ("exact", 2)]
     assert len(runs) == 2 * len(found)
+
+
+@pytest.mark.parametrize(
+    "twice", [{"seeds": [0, 1, 0]}, {"grid": {"seed": [0, 1], "threshold": [0.01, 0.01]}}]
+)
+def test_a_run_that_is_named_twice_is_one_run(tiny: dict[str, Any], twice: dict[str, Any]) -> None:
+    assert [run.seed for run in expand(validate(tiny | twice, "tiny"))] == [0, 1]
 
 
 def test_a_bad_point_of_the_grid_is_found_before_anything_runs(tiny: dict[str, Any]) -> None:

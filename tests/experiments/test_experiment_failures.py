@@ -37,6 +37,10 @@ def test_a_taken_interval_gives_way_to_the_next_free_one() -> None:
     assert failure_steps(8, 1000, 100) == [150, 250, 350, 450, 550, 650, 750, 850]
 
 
+def test_kills_of_an_endless_run_are_found_at_once() -> None:
+    assert failure_steps(1, 2**52, 2) == [2**51 - 1]
+
+
 @pytest.mark.parametrize("failures", [10, 11])
 def test_as_many_kills_as_checkpoints_are_refused(failures: int) -> None:
     with pytest.raises(ConfigError, match="checkpoint intervals"):

@@ -138,6 +138,43 @@ def test_an_output_folder_is_its_experiments_own(workplace: Path, tiny: dict[str
 
 
 @pytest.mark.parametrize(
+    ("config", "beside"),
+    [
+        ('{"model_type": "gpt2"}', ["model.safetensors"]),
+        ('{"model_type": "gpt2"}', []),
+        ("[1]", []),
+        ("not json", []),
+        ('{"name": "x", "model": {}, "data": {}, "steps": 3}', ["thesis.txt"]),
+    ],
+)
+def test_a_folder_of_something_else_with_a_config_is_left_alone(
+    workplace: Path, tiny: dict[str, Any], config: str, beside: list[str]
+) -> None:
+    folder = Path("foreign")
+    folder.mkdir()
+    for name in ("config.json", *beside):
+        (folder / name).write_text(config, encoding="utf-8")
+    with pytest.raises(ExperimentError, match="is not empty and holds no experiment"):
+        claim(validate(tiny | {"output": "foreign"}, "tiny"))
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == dict.fromkeys(
+        ["config.json", *beside], config
+    )
+
+
+def test_an_experiment_that_failed_before_its_first_step_may_be_mended(
+    workplace: Path, tiny: dict[str, Any]
+) -> None:
+    folder = claim(validate(tiny | {"output": "out"}, "tiny"))
+    (folder / "config.json").write_text(json.dumps(tiny | {"key_of_an_older_version": 1}), encoding="utf-8")
+    (folder / "config.json.123").touch()  # a process that was killed while it wrote
+    (folder / "run-0").mkdir()
+    (folder / "run-0" / "job.json").touch()
+    assert claim(validate(tiny | {"output": "out", "threshold": 0.2}, "tiny")) == folder
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["threshold"] == 0.2
+    assert not (folder / "run-0" / "job.json").exists()
+
+
+@pytest.mark.parametrize(
     ("override", "error", "message"),
     [
         ("data.source=missing.txt", ExperimentError, "DYNAQUANT_DATA"),

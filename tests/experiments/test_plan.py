@@ -113,6 +113,8 @@ def test_the_nearest_setting_is_taken_for_each_method_and_threshold() -> None:
     chosen = nearest_options(Wish(8, 0.03, threshold=0.04), table)
     assert [option.measured for option in chosen] == [table[3], table[4]]
     assert nearest_options(Wish(0, 0.02), table)[0].measured is table[2]
+    loose = [price(threshold=0.0), price(threshold=0.5, interval=0.02)]
+    assert nearest_options(Wish(9, 0.1, threshold=0.1), loose)[0].measured is loose[1]
 
 
 def test_the_law_is_applied_to_the_training_between_restores() -> None:
@@ -137,6 +139,7 @@ def test_the_law_is_applied_to_the_training_between_restores() -> None:
         ({"interval": 0.0}, "between 0 and 1"),
         ({"interval": 1.0}, "between 0 and 1"),
         ({"interval": float("nan")}, "between 0 and 1"),
+        ({"interval": 1e-320}, "at least 1e-12"),
         ({"restores": 10, "interval": 0.1}, "10 restores need more than 10 checkpoint intervals"),
         ({"threshold": 0.0}, "threshold must be a share above 0"),
         ({"threshold": float("inf")}, "threshold must be a share above 0"),
@@ -168,6 +171,27 @@ def test_a_file_that_holds_no_prices_is_refused(tmp_path: Path, text: str) -> No
     for read in (read_prices, read_figures):
         with pytest.raises(ExperimentError, match=r"results\.json"):
             read(path)
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"steps": 0},
+        {"steps": "many"},
+        {"threshold": "tight"},
+        {"threshold": -1.0},
+        {"totals": {"weights_ratio": 0}},
+        {"totals": {"weights_ratio": "large"}},
+        {"interval_steps": float("nan")},
+        {"parameters": "many"},
+        {"failures": 3},
+    ],
+)
+def test_figures_that_no_run_has_are_refused(tmp_path: Path, edited: dict[str, Any]) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results(run(0, 5) | edited)), encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"results\.json"):
+        read_prices(path)
 
 
 def test_prices_come_back_from_a_file(tmp_path: Path) -> None:

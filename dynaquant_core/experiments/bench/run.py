@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dynaquant_core.config import require_choice
+from dynaquant_core.config import require, require_choice
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.bench.cuda import cuda_stages
 from dynaquant_core.experiments.bench.saving import CONFIGS, saving_stages
@@ -22,6 +22,12 @@ from dynaquant_core.experiments.bench.timing import Measurement
 from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["run_bench"]
+
+#: Of a parameter: float32, and two moments.
+LEAST_BYTES = 12
+
+#: More than any machine has; each is a thread of the system.
+MOST_THREADS = 1024
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +51,14 @@ def run_bench(
         {"environment", "rows": one mapping a `Measurement`, "process": figures of a process of its own}.
 
     Raises:
-        ConfigError: there is no fixed configuration for the method.
+        ConfigError: there is no fixed configuration for the method, or a size or a number of threads is more
+            than a machine has.
         ExperimentError: the measuring child process failed.
     """
     require_choice("bench", "method", method, tuple(CONFIGS))
+    _require_room(max(sizes))
+    most = max(threads)
+    require(most <= MOST_THREADS, f"bench: threads must be {MOST_THREADS} or less, got {most}.")
     say = progress or logger.info
     rows: list[Measurement] = []
     for count in threads:
@@ -61,6 +71,16 @@ def run_bench(
         "rows": [row.as_dict() for row in rows],
         "process": {what: child_figures(max(sizes), what, method) for what in ("weights", "adam")},
     }
+
+
+def _require_room(size: int) -> None:
+    """Refuses what surely does not fit, before minutes of smaller sizes."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    require(
+        size * LEAST_BYTES <= memory,
+        f"bench: {size:,} parameters with Adam's moments take {size * LEAST_BYTES:,} bytes, more than the "
+        f"{memory:,} of this machine's memory; give smaller sizes.",
+    )
 
 
 def measured(size: int, threads: int, method: str, say: Callable[[str], None]) -> Iterator[Measurement]:

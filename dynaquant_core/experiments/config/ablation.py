@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from dynaquant_core.experiments.config.section import Positive, Section
+from dynaquant_core.experiments.config.section import Plain, Positive, Section, plain, require_parts
 
 __all__ = ["WHOLE", "AblationKeys", "Axis"]
 
@@ -27,10 +27,11 @@ class Axis(Section):
     """
 
     key: Annotated[str, Field(min_length=1)]
-    values: Annotated[list[Any], Field(min_length=1)]
+    values: Annotated[list[Plain], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _varies_what_a_run_is_made_of(self) -> Axis:
+        require_parts(self.key)
         if self.key.partition(".")[0] in WHOLE | {"seed"}:
             raise ValueError(f"{self.key!r} cannot be an axis: figures are compared within one experiment")
         twice = [value for index, value in enumerate(self.values) if value in self.values[:index]]
@@ -43,7 +44,7 @@ def _search(value: Any) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, Mapping) and value:
-        return dict(value)
+        return dict(plain(value))
     raise ValueError(
         f"expected true, false (the method's usual point) or a mapping that is a point, got {value!r}"
     )
@@ -67,7 +68,7 @@ class AblationKeys(Section):
     of: Literal["replay", "train"] = "replay"
     measure: Literal["saves", "coders", "bins"] = "saves"
     time_limit: Positive = 1800.0
-    fix: dict[str, Any] = Field(default_factory=dict)
+    fix: dict[str, Plain] = Field(default_factory=dict)
     search: Annotated[Any, PlainValidator(_search)] = True
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from dynaquant_core.errors import ConfigError
@@ -18,7 +18,7 @@ from dynaquant_core.experiments.config.parts import (
     OptimizerSection,
 )
 from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
-from dynaquant_core.experiments.config.section import Count, Number
+from dynaquant_core.experiments.config.section import Count, Number, Seed, plain, require_parts
 from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.failures import failure_steps
 
@@ -46,7 +46,7 @@ def _method(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        return dict(value)
+        return dict(plain(value))
     raise ValueError(f"expected a method's name or a mapping with its name and options, got {value!r}")
 
 
@@ -62,9 +62,16 @@ def _crossing(value: Any) -> Crossing:
     for key, values in value.items():
         if not isinstance(key, str) or not isinstance(values, list) or not values:
             raise ValueError(f"{key!r} needs a list of values, got {values!r}")
+        require_parts(key)
         if key.partition(".")[0] in WHOLE:
             raise ValueError(f"{key!r} belongs to the whole experiment and cannot be varied")
-    return dict(value)
+    return dict(plain(value))
+
+
+def _path(value: str) -> str:
+    if "\0" in value:
+        raise ValueError(f"a path cannot hold a NUL character, got {value!r}")
+    return value
 
 
 class Experiment(AblationKeys):
@@ -109,8 +116,8 @@ class Experiment(AblationKeys):
     moments: str = "8bit"
     exact: list[str] = Field(default_factory=list)
     max_chain: Count = 8
-    seed: Annotated[int, Field(ge=0)] = 0
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    seed: Seed = 0
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     failures: Annotated[Any, PlainValidator(_failures)] = 0
     restores: Literal["kill", "swap"] = "kill"
     as_restored: bool = False
@@ -119,7 +126,7 @@ class Experiment(AblationKeys):
     evaluate: Evaluation = Evaluation()
     pretrained: Pretrained | None = None
     grid: Annotated[Crossing | list[Crossing], PlainValidator(_grid)] = Field(default_factory=dict)
-    output: str | None = None
+    output: Annotated[str, AfterValidator(_path)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:

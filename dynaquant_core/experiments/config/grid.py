@@ -17,8 +17,9 @@ __all__ = ["expand"]
 def expand(experiment: Experiment) -> list[Experiment]:
     """The runs of an experiment, in order: the grid's last key varies fastest, then the seed.
 
-    A grid that is a list gives the runs of its first mapping, then those of the next; a combination that
-    an earlier mapping gave already is not run again.  Each run is an `Experiment` of its own: one seed, no
+    A grid that is a list gives the runs of its first mapping, then those of the next.  A run that is there
+    already, from a value or a seed that is named twice or from an earlier mapping, is not run again: it would
+    count as one more seed.  Each run is an `Experiment` of its own: one seed, no
     grid, and of an axis its own value, which varies faster than the grid.
 
     Raises:
@@ -27,7 +28,9 @@ def expand(experiment: Experiment) -> list[Experiment]:
     crossings = experiment.grid if isinstance(experiment.grid, list) else [experiment.grid]
     runs: list[Experiment] = []
     for crossing in crossings:
-        runs += [run for run in _crossed(experiment, crossing) if run not in runs]
+        for run in _crossed(experiment, crossing):
+            if run not in runs:
+                runs.append(run)
     return runs
 
 

@@ -24,6 +24,7 @@ from dynaquant_core.experiments.config.section import (
     Section,
     Share,
     TransformerSize,
+    Whole,
 )
 from dynaquant_core.experiments.config.small import (
     AlexNetModel,
@@ -167,12 +168,18 @@ class OptimizerSection(Section):
     lr: Positive = 1e-3
     min_lr: Number = 0.0
     schedule: Literal["cosine", "constant"] = "cosine"
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Whole = 0
     weight_decay: Number = 0.0
     momentum: Share = 0.0
     nesterov: bool = False
     betas: list[Share] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
     clip: Positive | None = None
+
+    @model_validator(mode="after")
+    def _nesterov_has_a_momentum(self) -> OptimizerSection:
+        if self.name == "sgd" and self.nesterov and not self.momentum:
+            raise ValueError("nesterov: true needs a momentum above 0, as momentum: 0.9")
+        return self
 
 
 class Evaluation(Section):

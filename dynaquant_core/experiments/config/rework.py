@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dynaquant_core.experiments.config.section import Count, Section
+from dynaquant_core.experiments.config.section import Count, Plain, Section, Whole
 
 __all__ = ["BucketsSection", "ReworkSection", "problem_of"]
 
 #: A step of the training; 0 is its start.
-Step = Annotated[int, Field(ge=0)]
+Step = Whole
 
 
 class ReworkSection(Section):
@@ -28,7 +28,7 @@ class ReworkSection(Section):
     """
 
     size: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    point: dict[str, Any] | None = None
+    point: dict[str, Plain] | None = None
     repeats: Count = 50
     between: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
     order: Literal["fresh", "same"] = "fresh"

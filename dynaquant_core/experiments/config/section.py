@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dynaquant_core.config import nearest
 
@@ -13,11 +14,16 @@ __all__ = [
     "CorpusSection",
     "Count",
     "Number",
+    "Plain",
     "Positive",
     "Section",
+    "Seed",
     "Share",
     "TransformerSize",
+    "Whole",
     "as_number",
+    "plain",
+    "require_parts",
 ]
 
 
@@ -31,10 +37,47 @@ def as_number(value: object) -> object:
     return value
 
 
+#: Whole numbers stay below it, so that a float holds each of them.
+LIMIT = 2**53
+
+#: Levels of lists and mappings in a value; more are one that holds itself.
+DEPTH = 32
+
+
+def plain(value: Any, depth: int = DEPTH) -> Any:
+    """The value itself, where JSON can hold it and give it back: an experiment is kept as JSON.
+
+    Raises:
+        ValueError: it holds a number that is not finite, a date or another object, or itself.
+    """
+    if not depth:
+        raise ValueError(f"lists and mappings are nested more than {DEPTH} deep, or hold themselves")
+    if isinstance(value, Mapping):
+        for item in value.values():
+            plain(item, depth - 1)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            plain(item, depth - 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected finite numbers, got {value!r}")
+    elif value is not None and not isinstance(value, (bool, int, float, str)):
+        raise ValueError(f"expected numbers, texts, lists and mappings, got {value!r}")
+    return value
+
+
+Plain = Annotated[Any, AfterValidator(plain)]
 Number = Annotated[float, BeforeValidator(as_number), Field(ge=0.0, allow_inf_nan=False)]
 Positive = Annotated[float, BeforeValidator(as_number), Field(gt=0.0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(as_number), Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=LIMIT)]
+Whole = Annotated[int, Field(ge=0, lt=LIMIT)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what NumPy's generator takes
+
+
+def require_parts(key: str) -> None:
+    """Raises ValueError for a dotted key of which a part is empty."""
+    if not all(part.strip() for part in key.split(".")):
+        raise ValueError(f"{key!r} is no key: give names with dots between, as method.sigma")
 
 
 class Section(BaseModel):

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dynaquant_core.config import nearest
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config.experiment import Experiment, validate
+from dynaquant_core.experiments.config.reading import read_yaml
 from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["apply_overrides", "load_experiment", "set_dotted", "shipped_configs"]
@@ -37,14 +36,14 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
         overrides: ``key.sub=value``; the value is read as YAML.
 
     Raises:
-        ConfigError: no such file or name, text that is not YAML, an unknown or ill-typed key.
+        ConfigError: no such file or name, text that is not YAML, a key that is there twice, unknown or
+            ill-typed.
     """
     path = _find(config)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not a YAML file: {reason}") from None
+        data = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     if not isinstance(data, dict):
@@ -67,7 +66,7 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     """``data`` with every ``key.sub=value`` set; ``data`` itself is left alone.
 
     Raises:
-        ConfigError: an override without ``=``, or whose value is not YAML.
+        ConfigError: an override without ``=``, with an empty key, or whose value is not YAML.
 
     Example:
         >>> apply_overrides({"method": "dynaquant"}, ["method.coder=paper", "threshold=0.05"])
@@ -75,13 +74,9 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     """
     for override in overrides:
         key, equals, text = override.partition("=")
-        if not equals or not key.strip():
+        if not equals or not all(part.strip() for part in key.split(".")):
             raise ConfigError(f"override {override!r}: expected key=value, for example threshold=0.01.")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"override {override!r}: {text!r} is not a YAML value.") from None
-        data = set_dotted(data, key.strip(), value)
+        data = set_dotted(data, key.strip(), read_yaml(text, f"override {key.strip()!r}"))
     return data
 
 
@@ -95,7 +90,8 @@ def set_dotted(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     result = dict(data)
     if not rest:
         result[head] = value
-        result.pop({"seed": "seeds", "seeds": "seed"}.get(head, ""), None)
+        if head in {"seed", "seeds"}:
+            result.pop("seeds" if head == "seed" else "seed", None)
         return result
     inner = result.get(head)
     if head == "method" and inner is None:

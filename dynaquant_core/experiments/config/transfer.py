@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dynaquant_core.experiments.config.parts import DataSection, Evaluation, OptimizerSection
-from dynaquant_core.experiments.config.section import Count, Section
+from dynaquant_core.experiments.config.section import Count, Section, Seed
 
 __all__ = ["Pretrained"]
 
@@ -31,7 +29,7 @@ class Pretrained(Section):
     steps: Count | None = None
     checkpoint_every: Count | None = None
     optimizer: OptimizerSection | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     data: DataSection | None = None
     evaluate: Evaluation | None = None
 

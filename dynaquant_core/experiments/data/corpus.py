@@ -11,7 +11,7 @@ from pathlib import Path
 import xxhash
 
 from dynaquant_core.errors import ExperimentError
-from dynaquant_core.experiments.data.dataset import data_root, locate
+from dynaquant_core.experiments.data.dataset import data_root, is_there, locate
 
 __all__ = ["STDLIB", "fingerprint", "read"]
 
@@ -48,10 +48,10 @@ def fingerprint(source: str, max_bytes: int) -> str:
 def _places(source: str) -> list[Path]:
     """Stars are understood in the last name of a path."""
     pattern = Path(source)
-    if "*" not in pattern.name or pattern.exists():
+    if "*" not in pattern.name or is_there(pattern):
         return [locate(source)]
     for folder in (pattern.parent, data_root() / pattern.parent):
-        found = sorted(folder.glob(pattern.name))
+        found = sorted(folder.glob(pattern.name)) if is_there(folder) else []
         if found:
             return found
     raise ExperimentError(
@@ -84,7 +84,11 @@ def _files(path: Path) -> Iterator[str]:
     if not path.is_dir():
         yield _text(path)
         return
-    for file in sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix()):
+    try:
+        found = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix())
+    except OSError as error:
+        raise ExperimentError(f"data: {path} cannot be listed: {error.strerror}.") from None
+    for file in found:
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
             yield _text(file)
 

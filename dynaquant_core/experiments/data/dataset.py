@@ -23,6 +23,7 @@ __all__ = [
     "drawn",
     "even_split",
     "file_digest",
+    "is_there",
     "leading",
     "locate",
 ]
@@ -89,6 +90,14 @@ def data_root() -> Path:
     return Path(os.environ.get("DYNAQUANT_DATA", "../shared/data"))
 
 
+def is_there(path: Path) -> bool:
+    """Whether a path exists; what the system refuses to look for (a name too long) does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def locate(source: str) -> Path:
     """The path of a data source: as given, or under the data root; or inside an installed package.
 
@@ -101,7 +110,7 @@ def locate(source: str) -> Path:
     if source.startswith(PACKAGE):
         return _packaged(source)
     for path in (Path(source), data_root() / source):
-        if path.exists():
+        if is_there(path):
             return path
     raise ExperimentError(
         f"data source {source!r} exists neither at that path nor under the data root {str(data_root())!r}; "
@@ -119,7 +128,7 @@ def _packaged(source: str) -> Path:
             f"pip install {package}."
         )
     path = Path(found.submodule_search_locations[0]) / file
-    if not path.exists():
+    if not is_there(path):
         raise ExperimentError(f"data source {source!r}: the package {package!r} has no {file!r}.")
     return path
 
