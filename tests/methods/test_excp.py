@@ -176,6 +176,8 @@ def test_any_change_stays_finite_and_within_the_largest(dtype, alpha, bits, scal
         }
         for _ in range(2)
     ]
+    for state in states:  # clamped to two values it would be a mask, which a store keeps exact
+        state["w"][0, :3] = torch.arange(3)
     key = kit.save(EXCP, kit.taken(EXCP, {"model": states[0]}), None, ExcpConfig())
     point = ExcpConfig(alpha=alpha, bits=bits)
     later = kit.save(EXCP, kit.taken(EXCP, {"model": states[1]}), key.read, point)
