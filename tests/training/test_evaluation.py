@@ -165,7 +165,7 @@ def test_the_model_is_whole_after_a_ctrl_c_wherever_it_lands(share):
             live.at = round(share * len(live))
             trial.measure(candidate.items())
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)):  # the latter where Composer is: it has a handler
         measure()
     assert live.at < 0
     assert everything(model) == before
