@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class Loading:
     reader: Reader
     session: Session
 
-    def some(self, step: int | None, patterns: list[str], device: Device) -> Any:
+    def some(self, step: int | None, patterns: Sequence[str], device: Device) -> Any:
         """The part of a state that the patterns cover."""
 
         def action(chain: Chain) -> tuple[PartMeta | None, Any]:

@@ -10,15 +10,32 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
+from dynaquant_core.config import require
 from dynaquant_core.state import leaf_names
 
-__all__ = ["covers", "data_leaves", "prune"]
+__all__ = ["covers", "data_leaves", "patterns_of", "prune"]
 
 #: Tags of leaves, and of the containers that are lists in JSON.
 LEAVES = frozenset("tmnNBSLU")
 CONTAINERS = frozenset("luko")
 
 _CUT = object()
+
+
+def patterns_of(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    """Name patterns as a user gives them, one or several; raises ConfigError for anything but texts.
+
+    Example:
+        >>> patterns_of("names", "model"), patterns_of("exact", ["a.*", "b"])
+        (('model',), ('a.*', 'b'))
+    """
+    try:
+        patterns = (given,) if isinstance(given, str) else tuple(given)
+        good = all(isinstance(pattern, str) for pattern in patterns)
+    except TypeError:  # of what cannot be iterated over
+        patterns, good = (), False
+    require(good, f"{argument} must be name patterns (texts), got {given!r:.80}.")
+    return patterns
 
 
 def covers(name: str, patterns: Iterable[str]) -> bool:

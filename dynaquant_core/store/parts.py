@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dynaquant_core.config import require
 from dynaquant_core.methods.base import Method, Reference, TakesVectors
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.moments import moments_method
@@ -30,6 +29,7 @@ from dynaquant_core.state import (
     owned_by,
 )
 from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
+from dynaquant_core.store.partial import patterns_of
 from dynaquant_core.threads import map_threads
 
 __all__ = ["Base", "Division", "HeldPart", "Settings", "config_data", "divide"]
@@ -54,13 +54,12 @@ class Settings:
     @classmethod
     def of(cls, method: Any, moments: str, exact: str | Sequence[str]) -> Settings:
         """Validates what the user gave; raises ConfigError or UnknownMethodError."""
-        try:
-            patterns = (exact,) if isinstance(exact, str) else tuple(exact)
-            good = all(isinstance(pattern, str) for pattern in patterns)
-        except TypeError:  # of what cannot be iterated over
-            patterns, good = (), False
-        require(good, f"exact must be name patterns (texts), got {exact!r}.")
-        return cls(resolve_method(method), moments_method(moments), patterns, named=method is not None)
+        return cls(
+            resolve_method(method),
+            moments_method(moments),
+            patterns_of("exact", exact),
+            named=method is not None,
+        )
 
     def after(self, written: PartMeta | None) -> Settings:
         """The settings of a save that goes on from a checkpoint: its method, unless one was asked for.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import ConfigError, NotAStoreError
+from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
@@ -23,6 +23,7 @@ from dynaquant_core.store.disk import guarded, path_from
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.loading import Loading
+from dynaquant_core.store.partial import patterns_of
 from dynaquant_core.store.parts import Division, Settings
 from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.reader import Reader
@@ -221,10 +222,7 @@ class CheckpointStore:
         """
         if names is None:
             return self._loading.whole(step, device)
-        patterns = [names] if isinstance(names, str) else _listed(names)
-        good = all(isinstance(pattern, str) for pattern in patterns)
-        require(good, f"names must be name patterns (texts), got {names!r:.80}.")
-        return self._loading.some(step, patterns, device)
+        return self._loading.some(step, patterns_of("names", names), device)
 
     def resume(self, step: int | None = None, *, device: str | torch.device | None = None) -> Any:
         """Loads the state that a run goes on from; arguments, result and errors as `load`.
@@ -354,10 +352,3 @@ class CheckpointStore:
             Others as `compact`.
         """
         self._upkeep.unpin(step)
-
-
-def _listed(names: Iterable[str]) -> list[str]:
-    try:
-        return list(names)
-    except TypeError:
-        raise ConfigError(f"names must be name patterns (texts), got {names!r:.80}.") from None

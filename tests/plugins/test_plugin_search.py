@@ -97,6 +97,20 @@ def test_a_choice_for_other_weights_is_not_used(tmp_path, caplog):
     run.close()
 
 
+@pytest.mark.parametrize("searched", [True, False])
+def test_buffers_of_a_watched_model_are_exact(tmp_path, searched):
+    """A table that nobody trains; a quality cannot tell what became of it."""
+    model, optimizer = trained()
+    model.register_buffer("table", torch.randn(32, 32))
+    run = PluginRun(PluginOptions(threshold=0.05), framework="none")
+    run.watch(model, [optimizer], evaluate=evaluate_net if searched else None)
+    run.save(tmp_path / "20", 20, tree_of(model, optimizer))
+    run.close()
+    stored = read_tree(tmp_path / "20")["state_dict"]
+    assert torch.equal(stored["table"], model.table)
+    assert not torch.equal(stored["body.4.weight"], model.body[4].weight)
+
+
 def test_what_the_search_learnt_outlives_the_process(tmp_path):
     model, optimizer = trained()
 

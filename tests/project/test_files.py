@@ -23,6 +23,14 @@ MACHINE_FOLDERS = ("work", "home", "root", "opt", "tmp", "mnt", "Users", "scratc
 MACHINE_PATH = re.compile(rf"(?<![\w.~$}}*-])/(?:{'|'.join(MACHINE_FOLDERS)})(?:/|\b(?![\w-]))")
 
 
+def test_what_a_run_leaves_behind_is_not_in_the_repository() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, so nothing tells what belongs to it")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
+    left = [name for name in listed.stdout.splitlines() if name.endswith((".dq", ".lock"))]
+    assert [name for name in left if not name.startswith("tests/fixtures/")] == []
+
+
 def test_no_file_is_long() -> None:
     too_long = {
         str(path.relative_to(ROOT)): lines
