@@ -235,6 +235,10 @@ class LatticeOptions(FrozenSettings):
             beside them and for tensors whose optimizer keeps no second moments, while all other matrices
             under Adam and its kin are free; ``"all"``: for every tensor.
 
+        keep_norm: convolutions with a batch norm beside them, which count by their direction alone, are
+            decoded as long as they are; False: noise adds to their length, at every restore
+            (docs/restoring.md).
+
     Raises:
         ConfigError: a value is of the wrong type or out of range.
 
@@ -246,6 +250,7 @@ class LatticeOptions(FrozenSettings):
     max_noise: float | None = MAX_NOISE
     max_step: float | None = MAX_STEP
     max_step_of: Literal["slowed", "all"] = "slowed"
+    keep_norm: bool = True
 
     def __post_init__(self) -> None:
         for name, least, most in (("max_noise", 1e-3, 1e9), ("max_step", 0.05, 100.0)):
@@ -254,10 +259,12 @@ class LatticeOptions(FrozenSettings):
                 require_number("method lattice", name, value, least, most)
                 object.__setattr__(self, name, float(value))
         require_choice("method lattice", "max_step_of", self.max_step_of, ("slowed", "all"))
+        flag = type(self.keep_norm) is bool
+        require(flag, f"method lattice: keep_norm must be true or false, got {self.keep_norm!r}.")
 
     def as_dict(self) -> dict[str, Any]:
         """What differs from the default: it says nothing to a reader and is younger than many files."""
-        usual = {"max_noise": MAX_NOISE, "max_step": MAX_STEP, "max_step_of": "slowed"}
+        usual = {"max_noise": MAX_NOISE, "max_step": MAX_STEP, "max_step_of": "slowed", "keep_norm": True}
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 

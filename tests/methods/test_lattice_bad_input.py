@@ -210,7 +210,7 @@ def test_hostile_layouts_and_cells_of_a_right_checksum(files, data):
 
 @pytest.mark.parametrize("kind", [NEW, EXACT])
 def test_absurd_sizes_are_refused_before_memory_is_taken(kind):
-    table = StreamTable([Layout(1, None, 0.5, [Row(kind, 0.5)], [0]).stream()], {})
+    table = StreamTable(Layout(1, None, 0.5, [Row(kind, 0.5)], [0]).streams(), {})
     table.specs = {"w": TensorSpec((1 << 20, 1 << 22), "float32")}
     with pytest.raises(LimitError, match="memory"):
         LATTICE.decode(table, None)
@@ -230,7 +230,7 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(kind):
 )
 def test_a_layout_that_is_never_written_is_refused(row, schemes, message):
     state = {"w": torch.zeros(300, 300)}
-    table = StreamTable([Layout(1, None, 0.5, [row], schemes).stream()], state)
+    table = StreamTable(Layout(1, None, 0.5, [row], schemes).streams(), state)
     with pytest.raises(CorruptFileError, match=message):
         LATTICE.decode(table, None)
 
@@ -239,7 +239,7 @@ def test_a_lattice_that_should_be_the_bases_but_is_not_there():
     state = layers()
     exact = store(LATTICE, state, None, LatticeConfig(scale="exact"))[2]
     layout = Layout(exact.epoch, exact.epoch, 0.5, [Row(KEPT)] * len(state), [0])
-    table = StreamTable([layout.stream()], state)
+    table = StreamTable(layout.streams(), state)
     with pytest.raises(MissingBaseError, match="no base is on one"):
         LATTICE.decode(table, exact)
 
@@ -248,5 +248,5 @@ def test_a_key_without_residuals_is_a_checkpoint_of_aims():
     """Where nothing moved there is no stream; in a key that means k = 0 everywhere."""
     state = layers()
     layout = Layout(3, None, 0.5, [Row(NEW, 0.5)] * len(state), [0])
-    found = LATTICE.decode(StreamTable([layout.stream()], state), None).state()
+    found = LATTICE.decode(StreamTable(layout.streams(), state), None).state()
     assert all(bool((tensor.abs() <= 0.25).all()) for tensor in found.values())

@@ -199,7 +199,7 @@ def test_moves_without_residuals_are_refused(link):
 )
 def test_layouts_that_flag_what_cannot_be_flagged_are_refused(link, row, scheme, message):
     source, ref = link
-    layout = Layout(ref.epoch, ref.epoch, 0.5, [row, Row(KEPT)], [scheme, 0]).stream()
+    (layout,) = Layout(ref.epoch, ref.epoch, 0.5, [row, Row(KEPT)], [scheme, 0]).streams()
     table = StreamTable([], {})
     table.specs = source.specs
     table.rows = source.rows | {("", "layout"): (layout.codec, layout.payload)}
@@ -211,7 +211,7 @@ def test_runs_of_several_tensors_flag_no_moves(link):
     source, ref = link
     table = StreamTable([], {})
     table.specs = {"small": source.specs["small"], "other": source.specs["small"]}
-    layout = Layout(ref.epoch, ref.epoch, 0.5, [Row(KEPT), Row(KEPT)], [FEW_MOVED]).stream()
+    (layout,) = Layout(ref.epoch, ref.epoch, 0.5, [Row(KEPT), Row(KEPT)], [FEW_MOVED]).streams()
     table.rows = {("", "layout"): (layout.codec, layout.payload)}
     with pytest.raises(CorruptFileError, match="a flag or a scheme"):
         LATTICE.decode(table, ref)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaquant_core.errors import ConfigError, UnsupportedStateError
-from dynaquant_core.quantize.lattice import TensorStat, relative_steps, round_step, spread, steps, steps_of
+from dynaquant_core.quantize.lattice import TensorStat, relative_steps, round_step, spread, steps_of, sums
 from tests.quantize.data import DISTRIBUTIONS, sample
 
 ODD = st.sampled_from([0.0, math.inf, math.nan, 1e-300, 1e300, 1e-40])
@@ -125,9 +125,9 @@ def test_steps_are_rounded_to_bfloat16(number, step):
 def test_spread_is_the_standard_deviation(name, dtype):
     values = torch.from_numpy(sample(name, 70_001)).clamp(-60000, 60000).to(dtype)
     expected = values.double().numpy().std()
-    plain = spread(values) if name != "outlier" else steps.deviation(values.view(-1), 0.25, math.inf)
+    plain = spread(values) if name != "outlier" else sums.deviation(values.view(-1), 0.25, math.inf)
     assert plain == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    flat = steps.device_sums(values.view(-1), 0.25)
+    flat = sums.device_sums(values.view(-1), 0.25)
     shifted = values.double().numpy() - 0.25
     np.testing.assert_allclose(flat, [shifted.sum(), (shifted**2).sum()], rtol=1e-9, atol=1e-6)
 
@@ -143,8 +143,8 @@ def test_a_single_outlier_does_not_widen_the_steps_of_the_rest(dtype, size, outl
         spoilt[place] = outlier
         step, before = (steps_of(0.1, {"w": TensorStat(size, std)})["w"] for std in (spread(spoilt), usual))
         assert before * 0.97 <= step <= before * (2.0 if size < 1000 else 1.02)
-        shown = steps.device_sums(spoilt, 0.01, 0.25) / size
-        np.testing.assert_allclose(shown, steps.host_sums(spoilt, 0.01, 0.25) / size, rtol=1e-5, atol=1e-8)
+        shown = sums.device_sums(spoilt, 0.01, 0.25) / size
+        np.testing.assert_allclose(shown, sums.host_sums(spoilt, 0.01, 0.25) / size, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("heavy", ["student", "sparse", "columns"])

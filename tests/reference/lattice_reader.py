@@ -32,6 +32,7 @@ class Tensor:
     epoch: int = 0
     width: str = ""
     exact: torch.Tensor | None = None
+    factor: float = 1.0
 
     @property
     def lattice(self):
@@ -140,6 +141,11 @@ def decode(source, base):
     epoch = struct.unpack_from("<I", layout.tobytes())[0]
     kinds, low, high, groups = layout[17 : 17 + 4 * count].reshape(4, count).astype(int)
     schemes = layout[17 + 4 * count :].tolist()
+    other = kinds >= 8  # multiplied by a factor
+    factors = np.ones(count)
+    if other.any():
+        factors[other] = fetch(source, "", "factors", np.uint16, other.sum()) / 65536
+    kinds -= 8 * other
     found, group_of = {}, dict(zip(specs, groups.tolist(), strict=True))
     given = fetch(source, "", "epochs", np.uint32, count) if source.has("", "epochs") else None
     for index, (name, spec) in enumerate(specs.items()):
@@ -160,6 +166,7 @@ def decode(source, base):
             found[name] = Tensor(
                 below and below.values, None, 0, None, None, step, its, ["narrow", "wide"][kind - 1]
             )
+        found[name].factor = factors[index]
     for run, number in zip(runs, schemes, strict=True):
         members = [name for name in run if found[name].step]
         if members:
@@ -208,6 +215,6 @@ def fill_run(source, members, number, found, base, group_of):
         k[places] = (signed(mine) + before).astype(np.int32)
         own.k = k
         spec = specs[name]
-        lattice, dtype = (k, own.step, key_of(own.epoch, name)), dtype_of(spec.dtype)
+        lattice, dtype = (k, own.step * own.factor, key_of(own.epoch, name)), dtype_of(spec.dtype)
         own.exact = decoded(*lattice, torch.finfo(torch.float32).max)
         own.values = decoded(*lattice, torch.finfo(dtype).max).to(dtype).reshape(spec.shape)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.errors import UnsupportedStateError
-from dynaquant_core.quantize.lattice.steps import device_sums, host_sums
+from dynaquant_core.quantize.lattice.sums import device_sums, host_sums
 
 __all__ = ["METHODS", "Ends", "Method", "Statistics", "ends_of", "measure", "spread_of_range"]
 

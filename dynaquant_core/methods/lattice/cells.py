@@ -59,6 +59,7 @@ class Cells:
         step: of the lattice.
         epoch: of the lattice.
         alphabet: `NARROW` or `WIDE`.
+        factor: that values are multiplied by beside the step (`norm`).
     """
 
     name: str
@@ -68,6 +69,7 @@ class Cells:
     step: float
     epoch: int
     alphabet: Alphabet
+    factor: float = 1.0
 
     @property
     def key(self) -> int:
@@ -103,7 +105,7 @@ class Cells:
                 fits = np.abs(self.outliers.astype(np.int64)) < MIDDLE
                 symbols[self.marks()] = np.where(fits, self.outliers + MIDDLE, 0).astype(np.uint8)
                 escapes = self.outliers[~fits]
-        dequantise(symbols, escapes, self.step, self.key, out)
+        dequantise(symbols, escapes, self.step * self.factor, self.key, out)
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""

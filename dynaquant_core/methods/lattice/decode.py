@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dynaquant_core.methods.lattice.run_code import run_keys, tables_of
 from dynaquant_core.methods.lattice.runs import expanded, runs_of
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.words import Plain
+from dynaquant_core.quantize.lattice import is_width
 from dynaquant_core.state.raw import empty_words
 from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads
@@ -91,9 +93,12 @@ class Reader:
         if row.kind == KEPT:
             if not isinstance(below, Cells):
                 raise MissingBaseError(f"tensor {name}: uses its base's lattice, but no base is on one.")
-            return Cells(name, spec, cells, none, below.step, below.epoch, below.alphabet)
+            _require_width(name, below.step * row.factor)
+            return Cells(name, spec, cells, none, below.step, below.epoch, below.alphabet, row.factor)
         epoch = self.layout.epoch if self.epochs is None else self.epochs[name]
-        return Cells(name, spec, cells, none, row.step, epoch, NARROW if row.kind == NEW else WIDE)
+        alphabet = NARROW if row.kind == NEW else WIDE
+        _require_width(name, row.step * row.factor)
+        return Cells(name, spec, cells, none, row.step, epoch, alphabet, row.factor)
 
     def _whole(self, own: Cells) -> Cells:
         packed = empty_words(TensorSpec(own.spec.shape, "uint8"))
@@ -151,7 +156,7 @@ class Reader:
             far = outliers_of(part, own, self.base.get(own.name))
             if (np.abs(far.astype(np.int64)) < own.alphabet.zero).any():
                 raise CorruptFileError(f"tensor {own.name}: an outlier is not outside its cells.")
-            found.append(Cells(own.name, own.spec, own.packed, far, own.step, own.epoch, own.alphabet))
+            found.append(replace(own, outliers=far))
         return found
 
 
@@ -162,8 +167,13 @@ def _require_room(count: int) -> None:
     )  # residuals, keys, contexts, aims and cells: up to 8 bytes a weight
 
 
+def _require_width(name: str, width: float) -> None:
+    if not is_width(width):
+        raise CorruptFileError(f"tensor {name}: its values cannot be decoded in steps of {width!r}.")
+
+
 def _with(own: Cells, packed: NDArray[np.uint8]) -> Cells:
-    return Cells(own.name, own.spec, packed, own.outliers, own.step, own.epoch, own.alphabet)
+    return replace(own, packed=packed)
 
 
 def decode_streams(source: StreamSource, ref: Held | None, names: Iterable[str] | None) -> Held:

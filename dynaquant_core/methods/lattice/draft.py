@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -68,7 +68,7 @@ class LatticeDraft:
         """Bytes of all streams, from counts."""
         if self._size is None:
             coded = map_threads(lambda run: self._run(run).row, runs_of(self._specs))
-            layout = len(self._layout(coded).stream().payload)
+            layout = sum(len(stream.payload) for stream in self._layout(coded).streams())
             self._size = sum(run.bytes for run in coded) + layout
         return self._size
 
@@ -95,8 +95,10 @@ class LatticeDraft:
         goes = self._plan.lattices[name]
         if goes is None:
             return plain_of(self._live[name], bf16=False)
-        cells = cells_of(name, self._live[name], goes.step, goes.epoch, goes.alphabet, goes.spread)
-        return plain_of(self._live[name], bf16=False) if cells is None else cells
+        cells = cells_of(name, self._live[name], goes.drawn_in, goes.epoch, goes.alphabet, goes.spread)
+        if cells is None:
+            return plain_of(self._live[name], bf16=False)
+        return replace(cells, step=goes.step, factor=goes.factor)
 
     def _below(self, name: str) -> Cells | Plain | None:
         return None if self._base is None else self._base.tensors.get(name)
@@ -130,7 +132,7 @@ class LatticeDraft:
             for row, streams in map_threads(self._coded_run, runs[start : start + AT_ONCE]):
                 coded.append(row)
                 yield from streams
-        yield self._layout(coded).stream()
+        yield from self._layout(coded).streams()
 
     def _coded_run(self, names: Sequence[str]) -> tuple[RunRow, list[Stream]]:
         run = self._run(names)
@@ -188,5 +190,5 @@ def row_of(own: Cells | Plain, below: Cells | Plain | None, group: int) -> Row:
         own.epoch,
         own.alphabet,
     ):
-        return Row(KEPT, 0.0, group)
-    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group)
+        return Row(KEPT, 0.0, group, own.factor)
+    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group, own.factor)

@@ -1,14 +1,15 @@
 """The stream ``layout``: how each tensor is held and which scheme codes each run.
 
 A header of 17 bytes (epoch of new lattices and of the base's, whether there is a base, the scale), then
-columns of one byte a tensor (kind, step's low and high byte, class), then one byte a run (scheme).
+columns of one byte a tensor (kind, step's low and high byte, class), then one byte a run (scheme).  Factors
+that values are multiplied by are a stream of their own.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.lattice.contexts import CLASSES, is_scheme
+from dynaquant_core.methods.lattice.norm import FACTORS
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.lattice import is_step
 
@@ -25,6 +27,8 @@ __all__ = ["BF16", "EXACT", "KEPT", "NEW", "NEW_WIDE", "PLAIN", "Layout", "Row"]
 #: How a tensor is held: on its base's lattice; on a new one in narrow or wide cells; in words.
 KEPT, NEW, NEW_WIDE, BF16, EXACT = range(5)
 PLAIN = (BF16, EXACT)
+#: Added to the kind of a tensor on a lattice whose values are multiplied by a factor.
+SHORTENED = 8
 
 HEADER = struct.Struct("<IIBd")
 
@@ -37,11 +41,13 @@ class Row:
         kind: one of this module's.
         step: of a new lattice; 0 otherwise.
         group: its class within a run that it shares.
+        factor: that its values are multiplied by beside the step.
     """
 
     kind: int
     step: float = 0.0
     group: int = 0
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +68,23 @@ class Layout:
     rows: Sequence[Row]
     schemes: Sequence[int]
 
-    def stream(self) -> Stream:
-        """The layout as a stream."""
+    def streams(self) -> Iterator[Stream]:
+        """The layout as streams."""
         header = HEADER.pack(self.epoch, self.base_epoch or 0, self.base_epoch is not None, self.scale)
         steps = np.array([row.step for row in self.rows], "<f4").view("<u2")[1::2]
+        kinds = [row.kind + (SHORTENED if row.factor < 1 else 0) for row in self.rows]
         columns = (
             np.frombuffer(header, np.uint8),
-            np.array([row.kind for row in self.rows], np.uint8),
+            np.array(kinds, np.uint8),
             (steps & 255).astype(np.uint8),
             (steps >> 8).astype(np.uint8),
             np.array([row.group for row in self.rows], np.uint8),
             np.array(self.schemes, np.uint8),
         )
-        return Stream("", "layout", *encode_smallest(np.concatenate(columns), None, ("raw", "zstd")))
+        yield Stream("", "layout", *encode_smallest(np.concatenate(columns), None, ("raw", "zstd")))
+        factors = np.array([row.factor for row in self.rows if row.factor < 1]) * FACTORS
+        if factors.size:
+            yield Stream("", "factors", *encode_smallest(factors.astype(np.uint16), None, ("raw", "zstd")))
 
     @classmethod
     def read(cls, source: StreamSource, runs: Sequence[tuple[str, ...]]) -> Layout:
@@ -84,7 +94,7 @@ class Layout:
         decode_stream(source, "", "layout", packed)
         epoch, base_epoch, based, scale = HEADER.unpack(packed[: HEADER.size].tobytes())
         columns = packed[HEADER.size : HEADER.size + 4 * count].reshape(4, count)
-        rows = _rows(columns)
+        rows = _shortened(source, _rows(columns))
         schemes = packed[HEADER.size + 4 * count :].tolist()
         known = [is_scheme(scheme, len(run)) for scheme, run in zip(schemes, runs, strict=True)]
         if based > 1 or not all(known):
@@ -98,7 +108,23 @@ def _rows(columns: NDArray[np.uint8]) -> list[Row]:
     steps = bits.view(np.float32)
     rows = [Row(*row) for row in zip(kinds.tolist(), steps.tolist(), groups.tolist(), strict=True)]
     for row in rows:
-        good = row.kind <= EXACT and row.group < CLASSES
-        if not good or (row.kind in (NEW, NEW_WIDE) and not is_step(row.step)):
+        kind = row.kind & ~SHORTENED
+        good = kind <= EXACT and not (row.kind & SHORTENED and kind in PLAIN) and row.group < CLASSES
+        if not good or (kind in (NEW, NEW_WIDE) and not is_step(row.step)):
             raise CorruptFileError(f"layout stream: {row} is no way to hold a tensor.")
     return rows
+
+
+def _shortened(source: StreamSource, rows: Sequence[Row]) -> list[Row]:
+    """Gives the rows that say so the factor of their values."""
+    factors = np.empty(sum(row.kind >= SHORTENED for row in rows), np.uint16)
+    if not factors.size:
+        return list(rows)
+    decode_stream(source, "", "factors", factors)
+    if not factors.all():
+        raise CorruptFileError("factors stream: values cannot be multiplied by 0.")
+    left = iter((factors / FACTORS).tolist())
+    return [
+        replace(row, kind=row.kind - SHORTENED, factor=next(left)) if row.kind >= SHORTENED else row
+        for row in rows
+    ]

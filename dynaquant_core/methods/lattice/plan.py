@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
@@ -13,6 +13,7 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
+from dynaquant_core.methods.lattice.norm import shortening, squares
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of
 from dynaquant_core.state.raw import words_of
@@ -37,12 +38,21 @@ class Lattice:
         epoch: of the lattice.
         alphabet: of a lattice that stays; None: to be chosen.
         spread: of the tensor's values, where it was measured; else 0.
+        factor: that values are multiplied by beside the step (`norm`).
+        still: the tensor has the very values that its base decodes to.
     """
 
     step: float
     epoch: int
     alphabet: Alphabet | None = None
     spread: float = 0.0
+    factor: float = 1.0
+    still: bool = False
+
+    @property
+    def drawn_in(self) -> float:
+        """The step in which weights are whole numbers: values that were decoded, in that of the decoding."""
+        return self.step * self.factor if self.still else self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +69,15 @@ class Plan:
 
 
 def plan(
-    state: Mapping[str, Tensor], base: Held | None, scale: float, hints: Hints, bound: Bound | None = None
+    state: Mapping[str, Tensor],
+    base: Held | None,
+    scale: float,
+    hints: Hints,
+    bound: Bound | None = None,
+    *,
+    keep_norm: bool = True,
 ) -> Plan:
-    """Plans a save; steps that are drawn keep the bound, if there is one.
+    """Plans a save; steps that are drawn keep the bound, if there is one, and some tensors their norm.
 
     A lattice stays while the scale does and the run goes on.  Where the scale changes, a frozen tensor's
     stays too, unless its steps are too wide now: it costs nothing there.  After a restore every offset is
@@ -78,7 +94,15 @@ def plan(
         stats = _stats(state, hints, bound)
         steps = steps_of(scale, stats)  # which depend on all tensors
         lattices |= {name: Lattice(steps[name], epoch, None, stats[name].std) for name in new}
-    return Plan({name: lattices.get(name) for name in state}, epoch)
+    lengths = squares(state, hints) if keep_norm else {}
+    return Plan({name: _shortened(lattices.get(name), lengths.get(name, 0.0)) for name in state}, epoch)
+
+
+def _shortened(lattice: Lattice | None, square: float) -> Lattice | None:
+    """Multiplies a tensor that keeps its norm by a factor; one that is still keeps the factor it has."""
+    if lattice is None or lattice.still:
+        return lattice
+    return replace(lattice, factor=shortening(lattice.step, square))
 
 
 def _kept(
@@ -91,16 +115,21 @@ def _kept(
 ) -> dict[str, Lattice]:
     """Those that stay on their base's lattice."""
     cells = {name: held for name in names if isinstance(held := base.tensors[name], Cells)}
-    stay: Collection[str] = cells
-    if base.restored:
-        stay = _found("still", hints, lambda: _those(lambda name: _is_still(cells[name], state[name]), cells))
-    elif base.scale != scale:
+    asked = [name for name, held in cells.items() if base.restored or held.factor < 1]
+    still = _found("still", hints, lambda: _those(lambda name: _is_still(cells[name], state[name]), asked))
+    stay: Collection[str] = still if base.restored else cells
+    if not base.restored and base.scale != scale:
         frozen = _found(
             "frozen", hints, lambda: _those(lambda name: _is_frozen(cells[name], state[name]), cells)
         )
         steps = steps_of(scale, _stats(state, hints, bound)) if frozen else {}
         stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
-    return {name: Lattice(cells[name].step, cells[name].epoch, cells[name].alphabet) for name in stay}
+    return {name: _same(cells[name], still=name in still) for name in stay}
+
+
+def _same(held: Cells, *, still: bool) -> Lattice:
+    """The lattice that a base holds a tensor on."""
+    return Lattice(held.step, held.epoch, held.alphabet, factor=held.factor, still=still)
 
 
 def _is_level(tensor: Tensor) -> bool:

@@ -24,7 +24,7 @@ def rekey_streams(held: Held) -> Iterator[Stream]:
     tensors = held.tensors
     runs = runs_of({name: own.spec for name, own in tensors.items()})
     rows = [row_of(own, None, 0) for own in tensors.values()]
-    yield Layout(held.epoch, None, held.scale, rows, [0] * len(runs)).stream()
+    yield from Layout(held.epoch, None, held.scale, rows, [0] * len(runs)).streams()
     epochs = [own.epoch if isinstance(own, Cells) else 0 for own in tensors.values()]
     yield Stream("", "epochs", *encode_smallest(np.array(epochs, np.uint32), None))
     for run in runs:

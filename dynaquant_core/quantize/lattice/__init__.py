@@ -10,11 +10,12 @@ from dynaquant_core.quantize.lattice.quantise import ESCAPE, LARGEST, MIDDLE, de
 from dynaquant_core.quantize.lattice.steps import (
     TensorStat,
     is_step,
+    is_width,
     relative_steps,
     round_step,
-    spread,
     steps_of,
 )
+from dynaquant_core.quantize.lattice.sums import mean_square, spread
 
 __all__ = [
     "ESCAPE",
@@ -23,6 +24,8 @@ __all__ = [
     "TensorStat",
     "dequantise",
     "is_step",
+    "is_width",
+    "mean_square",
     "offset_key",
     "offsets",
     "quantise",
