@@ -146,7 +146,7 @@ def copy_checkpoint(source: Path, target: Path) -> Marker:
     with replacing(target) as place:
         names = [file.put(place.folder).path.name for file in files]
         written = None if rest is None else place.write_rest(rest)
-        copied = Marker(marker.framework, marker.link, marker.versions, written)
+        copied = Marker(marker.framework, marker.link, marker.versions, written, marker.note)
         place.settle(copied, names)
     return copied
 
@@ -154,7 +154,8 @@ def copy_checkpoint(source: Path, target: Path) -> Marker:
 def remove_folder(folder: Path) -> None:
     """Removes a checkpoint and all that is in its folder; a native file is removed too, a link only itself.
 
-    The marker goes first, so that no crash leaves half of a checkpoint.
+    The marker goes first, so that no crash leaves half of a checkpoint, and the pending mark last, so that
+    what a crash leaves of the rest is known for what it is.
 
     Raises:
         StorageError: the system refused.
@@ -166,6 +167,11 @@ def remove_folder(folder: Path) -> None:
         with suppress(FileNotFoundError):
             (folder / MARKER).replace(folder / PENDING)
         if folder.exists():
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != PENDING:
+                    path.unlink()
             shutil.rmtree(folder)
 
 

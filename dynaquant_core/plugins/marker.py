@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,14 @@ class Marker:
         link: step, commit sequence and digest of the checkpoint among the folder's files.
         versions: of this library, torch and the framework, when it was saved.
         rest: what the checkpoint could not hold; None where there is nothing.
+        note: what the plugin has to know of it again, such as names.
     """
 
     framework: str
     link: BaseLink
     versions: Mapping[str, str]
     rest: RestFile | None = None
+    note: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -87,6 +89,8 @@ class Marker:
             "rest": rest and {"name": rest.name, "nbytes": rest.nbytes, "checksum": rest.checksum},
             "versions": dict(self.versions),
         }
+        if self.note:
+            data["note"] = dict(self.note)
         write_atomically(folder / MARKER, json.dumps(data, indent=1).encode() + b"\n")
 
     @classmethod
@@ -119,7 +123,8 @@ class Marker:
         rest = data["rest"]
         file = rest and RestFile(_name(rest["name"]), _whole(rest["nbytes"]), _text(rest["checksum"]))
         versions = {_text(key): _text(value) for key, value in data["versions"].items()}
-        return cls(_text(data["framework"]), link, versions, file or None)
+        note = {_text(key): _text(value) for key, value in data.get("note", {}).items()}
+        return cls(_text(data["framework"]), link, versions, file or None, note)
 
 
 def is_checkpoint(path: object) -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,13 +144,21 @@ class PluginRun:
             chosen = self._decider.together(step, plain, problem)
             self._chosen = None if chosen is None else (step, tree, chosen)
 
-    def save(self, folder: str | os.PathLike[str], step: int, tree: Any) -> None:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        step: int,
+        tree: Any,
+        *,
+        note: Mapping[str, str] | None = None,
+    ) -> None:
         """Saves a state as the checkpoint ``folder``; when this returns, the state may change again.
 
         Args:
             folder: is made, or filled beside what others put there; a checkpoint in it is replaced.
             step: completed optimizer steps.
             tree: the state; its tensors are the model's own.  Objects of any class may be in it.
+            note: what the plugin wants to find in the checkpoint's marker again.
 
         Raises:
             SaveError: the save before failed in the background; nothing was saved now.
@@ -164,7 +172,7 @@ class PluginRun:
         try:
             self._settle()  # never two saves in memory, and a delta needs its base
             with told(raises=self._raises):
-                self._save(_local(folder), step, tree, started)
+                self._save(_local(folder), step, tree, started, note or {})
         finally:
             self._chosen = None
             self._watched.begin_interval()
@@ -245,7 +253,7 @@ class PluginRun:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _save(self, folder: Path, step: int, tree: Any, started: float) -> None:
+    def _save(self, folder: Path, step: int, tree: Any, started: float, note: Mapping[str, str]) -> None:
         plain, rest = split(tree)
         data = rest.as_bytes() if rest else None
         of_step, of_tree, before = self._chosen or (None, None, None)
@@ -265,17 +273,18 @@ class PluginRun:
         error = chosen.choice.error
         del chosen, before, plain, of_tree
         self._chosen = None  # the job must not keep what refers to the live state
-        self._line.put(f"the save of step {step} to {folder}", partial(self._commit, sealed, folder, data))
+        job = partial(self._commit, sealed, folder, data, note)
+        self._line.put(f"the save of step {step} to {folder}", job)
         if error is not None:
             self._line.wait()
             raise error
 
-    def _commit(self, sealed: Sealed, folder: Path, rest: bytes | None) -> None:
+    def _commit(self, sealed: Sealed, folder: Path, rest: bytes | None, note: Mapping[str, str]) -> None:
         """Runs on the background thread."""
         with replacing(folder) as place:
             info, link = self._trail.commit(sealed, place.folder)
             file = None if rest is None else place.write_rest(rest)
-            place.settle(Marker(self._framework, link, self._versions, file), self._trail.names)
+            place.settle(Marker(self._framework, link, self._versions, file, note), self._trail.names)
         self.last = info
         self._committed.append(info)
 
