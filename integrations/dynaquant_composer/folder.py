@@ -1,83 +1,120 @@
 """How checkpoints appear in the folder: once committed, in an order that a crash survives.
 
 Committed is what `plugins` put into the folder beside the pointer.  Then the link to the latest is moved,
-then the pointer is written; and a checkpoint goes in the opposite order, pointer first.  So a committed
-folder without a pointer that is newer than all others is a save whose process died before it could say so,
-and an older one is what a rotation left behind.
+then the pointer is written; and a checkpoint goes in the opposite order: it is marked, then the pointer goes.
+So a committed folder without a pointer that is newer than all others is a save whose process died before it
+could say so, and a marked one is what a rotation left behind.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
-from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-from dynaquant_composer.pointer import SUFFIX, folder_of, write_pointer
+from dynaquant_composer.names import Names
+from dynaquant_composer.pointer import folder_of, is_pointer, write_pointer
+from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import MARKER, is_checkpoint
+from dynaquant_core.plugins.marker import Marker
 
-__all__ = ["finish", "publish", "still_there", "sweep"]
+__all__ = ["REMOVING", "finish", "note_of", "publish", "retire", "unmark"]
 
 logger = logging.getLogger(__name__)
 
+#: In the folder of a checkpoint that is going to be removed.
+REMOVING: Final = ".dynaquant.removing"
 
-def publish(file: Path, latest: Path | None) -> None:
+
+def publish(file: Path, latest: Path | None) -> bool:
     """Lets a committed checkpoint appear.
 
     Args:
         file: of the checkpoint.
         latest: the link to it, or None.
+
+    Returns:
+        False where there is none any more: nothing may point to it.
     """
+    if not is_checkpoint(folder_of(file)):
+        logger.warning("%s was removed since it was saved: it does not appear", folder_of(file))
+        return False
     if latest is not None:
-        latest.parent.mkdir(parents=True, exist_ok=True)
-        temporary = latest.with_name(f".{latest.name}.tmp-{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(os.path.relpath(file, latest.parent))
-        temporary.replace(latest)
+        _link(latest, file)
     write_pointer(file)
+    return True
 
 
-def finish(folder: Path, latest: Path | None) -> None:
-    """Lets those appear that a process committed and did not live to tell.
+def finish(names: Names, latest: Path | None) -> None:
+    """Lets those appear that a process committed and did not live to tell, and mends a dead link.
 
     Args:
-        folder: of the checkpoints; it may be missing.
-        latest: the link to the latest, or None.
+        names: of the callback's checkpoints.
+        latest: its link to the latest, or None.
     """
-    shown, hidden = _shown_and_hidden(folder)
+    whole = [file for file in names.files() if _is_ours(file, latest)]
+    shown = [file for file in whole if file.exists()]
     newest = max(map(_committed_at, shown), default=0)
-    for file in sorted(hidden, key=_committed_at):
-        if _committed_at(file) > newest:
+    for file in sorted(set(whole) - set(shown), key=_committed_at):
+        if _committed_at(file) > newest and not (folder_of(file) / REMOVING).exists():
             logger.info("%s was committed when its process died: it is the latest now", file)
             publish(file, latest)
+            shown.append(file)
+    if latest is not None and shown and _is_dead(latest, names):
+        last = max(shown, key=_committed_at)
+        logger.warning("%s pointed to no whole checkpoint; it points to %s now", latest, last)
+        _link(latest, last)
 
 
-def sweep(folder: Path) -> None:
-    """Removes what saves and rotations that died have left; only for who is about to train there."""
-    _, hidden = _shown_and_hidden(folder)
-    unfinished = [file for file in _files(folder) if not is_checkpoint(folder_of(file))]
-    for file in (*hidden, *unfinished):
-        logger.info("removing %s, left by a process that died", folder_of(file))
-        shutil.rmtree(folder_of(file), ignore_errors=True)
+def retire(file: Path) -> None:
+    """Takes a checkpoint's file away; the folder is marked before, and may be removed from then on."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        (folder_of(file) / REMOVING).touch()
+    file.unlink(missing_ok=True)
 
 
-def still_there(names: Iterable[str]) -> list[str]:
-    """Those of a run's files that stand for a whole checkpoint of ours, in their order."""
-    return [name for name in names if Path(name).is_file() and is_checkpoint(folder_of(name))]
+def unmark(file: Path) -> None:
+    """A checkpoint that is saved anew under a name is not the one that was to be removed."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        (folder_of(file) / REMOVING).unlink()
 
 
-def _shown_and_hidden(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files of committed checkpoints: those that are there, and those that are not."""
-    whole = [file for file in _files(folder) if is_checkpoint(folder_of(file))]
-    return [file for file in whole if file.exists()], [file for file in whole if not file.exists()]
+def note_of(file: Path, latest: Path | None) -> dict[str, str]:
+    """What a checkpoint's marker records of its names, by which `finish` knows its own.
+
+    Not the run's name: it changes with every start where the user gives none.
+    """
+    return {"file": file.name, "latest": "" if latest is None else os.path.relpath(latest, file.parent)}
+
+
+def _is_ours(file: Path, latest: Path | None) -> bool:
+    """Whether it is whole, and was saved by a callback with these names (or before they were recorded)."""
+    try:
+        note = Marker.read(folder_of(file)).note
+    except DynaQuantError:
+        return False
+    return not note or note == note_of(file, latest)
+
+
+def _is_dead(latest: Path, names: Names) -> bool:
+    """Whether the link leads to what was a checkpoint of ours; a native one is somebody else's."""
+    if not latest.is_symlink():
+        return False
+    file = latest.parent / latest.readlink()
+    if not names.holds(file) or (is_checkpoint(folder_of(file)) and file.exists()):
+        return False
+    return is_pointer(file) or not file.exists()
+
+
+def _link(latest: Path, file: Path) -> None:
+    latest.parent.mkdir(parents=True, exist_ok=True)
+    temporary = latest.with_name(f".{latest.name}.tmp-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(os.path.relpath(file, latest.parent))
+    temporary.replace(latest)
 
 
 def _committed_at(file: Path) -> int:
     return (folder_of(file) / MARKER).stat().st_mtime_ns
-
-
-def _files(folder: Path) -> list[Path]:
-    """The file that belongs to each of our folders."""
-    found = sorted(folder.glob(f"*{SUFFIX}"))
-    return [path.with_name(path.name.removesuffix(SUFFIX)) for path in found if path.is_dir()]

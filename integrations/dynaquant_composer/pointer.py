@@ -22,15 +22,31 @@ import torch
 from dynaquant_core.errors import CheckpointNotFoundError
 from dynaquant_core.plugins import is_checkpoint, read_tree
 
-__all__ = ["SUFFIX", "Pointer", "folder_of", "open_checkpoint", "read_by", "stop_reading_by", "write_pointer"]
+__all__ = [
+    "SUFFIX",
+    "Pointer",
+    "folder_of",
+    "is_pointer",
+    "open_checkpoint",
+    "read_by",
+    "stop_reading_by",
+    "was_read",
+    "write_pointer",
+]
 
 #: What the name of a checkpoint's folder has more than its file's.
 SUFFIX: Final = ".dynaquant"
 
 Read = Callable[[Path], Any]
 
+#: No pointer is longer.
+MAX_BYTES: Final = 4096
+
 #: How to read, where a trainer of ours is loading; it lets go of a trainer that is gone.
 _readers: list[weakref.WeakMethod[Read]] = []
+
+#: The folders read since the last `read_by`.
+_found: list[Path] = []
 
 
 def folder_of(file: str | os.PathLike[str]) -> Path:
@@ -49,6 +65,14 @@ def write_pointer(file: Path) -> None:
     temporary = file.with_name(f".{file.name}.tmp-{os.getpid()}")
     torch.save(Pointer(folder_of(file).name), temporary)
     temporary.replace(file)
+
+
+def is_pointer(file: Path) -> bool:
+    """Whether ``file`` is such a file, and no native checkpoint; nothing is unpickled."""
+    try:
+        return file.stat().st_size <= MAX_BYTES and open_checkpoint.__name__.encode() in file.read_bytes()
+    except OSError:
+        return False
 
 
 class Pointer:
@@ -84,6 +108,7 @@ def open_checkpoint(name: str) -> Any:
             f"the checkpoint of {str(file.resolve())!r} lies in the folder {name!r} beside it, which is not "
             f"there or not whole; copy both together, or make one file with: dynaquant export --to composer."
         )
+    _found.append(folder)
     reader = next((found for reference in reversed(_readers) if (found := reference()) is not None), None)
     return read_tree(folder, weights_only=False) if reader is None else reader(folder)
 
@@ -91,6 +116,7 @@ def open_checkpoint(name: str) -> Any:
 def read_by(read: Read) -> None:
     """From now on ``read``, a bound method, reads what pointers stand for."""
     _readers.append(weakref.WeakMethod(read))
+    _found.clear()
 
 
 def stop_reading_by(read: Read) -> None:
@@ -98,14 +124,25 @@ def stop_reading_by(read: Read) -> None:
     _readers[:] = [reference for reference in _readers if reference() not in (None, read)]
 
 
+def was_read() -> Path | None:
+    """The folder of the checkpoint that was read last since `read_by`, whoever read it; None: none was."""
+    return _found[-1] if _found else None
+
+
 def _file_being_loaded() -> Path | None:
     """What the innermost ``torch.load`` was given: unpickling does not tell its functions where it reads."""
     for frame in _frames():
-        if frame.f_code is torch.load.__code__:
-            given = frame.f_locals["f"]
-            named = getattr(given, "name", given)  # an open file knows its path
+        if _is_torch_load(frame):
+            given = frame.f_locals.get("f")
+            is_path = isinstance(given, (str, os.PathLike))  # its name is not the whole of it
+            named = given if is_path else getattr(given, "name", None)  # an open file knows its path
             return Path(named) if isinstance(named, (str, os.PathLike)) else None
     return None
+
+
+def _is_torch_load(frame: FrameType) -> bool:
+    """Told by its name: ``torch.load`` itself may be somebody's wrapper, which calls the true one."""
+    return frame.f_code.co_name == "load" and frame.f_globals.get("__name__") == "torch.serialization"
 
 
 def _frames() -> Iterator[FrameType]:

@@ -15,13 +15,15 @@ from composer.utils.file_helpers import format_name_with_dist
 
 from dynaquant_composer.evaluation import Evaluation, bare_model
 from dynaquant_composer.fit import explain_misfits, stop_explaining
-from dynaquant_composer.folder import finish, publish, still_there, sweep
+from dynaquant_composer.folder import finish, note_of, publish, retire, unmark
 from dynaquant_composer.guard import require_whole_weights, say_what_is_untested
-from dynaquant_composer.pointer import folder_of, read_by, stop_reading_by
+from dynaquant_composer.names import Names
+from dynaquant_composer.pointer import SUFFIX, folder_of, read_by, stop_reading_by, was_read
 from dynaquant_composer.schedule import batches_left
 from dynaquant_composer.state import state_of
+from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
+from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_checkpoint
 
 __all__ = ["FolderSaver"]
 
@@ -45,7 +47,8 @@ class FolderSaver(CheckpointSaver):
         self.saved_checkpoints: list[str] = []
         self._pending: deque[tuple[int, Path, Path | None]] = deque()
         self._destinations: Logger | None = None
-        self._measured: tuple[State, Callable[[], float]] | None = None
+        self._loaded: Path | None = None
+        self._measured: tuple[object, Callable[[], float]] | None = None
         self._fitting = False
 
     @property
@@ -63,13 +66,15 @@ class FolderSaver(CheckpointSaver):
     def before_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002 - an event's arguments
         """What the process before committed is there to be loaded; and the next save builds on what is."""
         if dist.get_global_rank() == 0:
-            finish(self._folder(state), self._latest(state))
+            finish(self._names(state), self._latest(state))
         dist.barrier()
         read_by(self._read)
         explain_misfits(state)
 
     def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Loading is over."""
+        folder = was_read()
+        self._loaded = None if folder is None else folder.with_name(folder.name.removesuffix(SUFFIX))
         stop_reading_by(self._read)
         stop_explaining(state)
 
@@ -77,9 +82,11 @@ class FolderSaver(CheckpointSaver):
         """Watches what is trained."""
         require_whole_weights(state)  # FSDP wraps after `init`
         if dist.get_global_rank() == 0:
-            sweep(self._folder(state))
+            self._run.wait()  # after an exception a fit begins while the last one's save is under way
+            self._pending.clear()  # these failed
+            sweep(self._names(state))
             if not self.saved_checkpoints:  # rotation goes on where the run before was
-                self.saved_checkpoints = still_there(self.all_saved_checkpoints_to_timestamp)
+                self.saved_checkpoints = self._still_there(state)
         super().fit_start(state, logger)
         self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
         self._fitting = True
@@ -109,8 +116,10 @@ class FolderSaver(CheckpointSaver):
         tree = state_of(state, self.weights_only, self.ignore_keys)
         self._run.choose(step, tree)
         if dist.get_global_rank() == 0:
-            self._pending.append((step, file, self._latest(state)))
-            self._run.save(folder_of(file), step, tree)
+            file, latest = file.absolute(), self._latest(state)  # the process may go elsewhere meanwhile
+            self._pending.append((step, file, latest))
+            unmark(file)
+            self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
             if not self._fitting:  # the user asked for it and looks for it at once
                 self._run.wait()
         dist.barrier()
@@ -121,11 +130,8 @@ class FolderSaver(CheckpointSaver):
             self._pending.popleft()  # that save failed
         if self._pending:
             _, file, latest = self._pending.popleft()
-            publish(file, latest if self.num_checkpoints_to_keep != 0 else None)
-            self.saved_checkpoints = [
-                *(name for name in self.saved_checkpoints if name != str(file)),
-                str(file),
-            ]
+            others = [name for name in self.saved_checkpoints if name != str(file)]
+            self.saved_checkpoints = [*others, str(file)] if publish(file, latest) else others
             if self.num_checkpoints_to_keep >= 0:
                 self._rotate_checkpoints()
         if self._destinations is not None:
@@ -134,22 +140,32 @@ class FolderSaver(CheckpointSaver):
     def _rotate_checkpoints(self, sharding_enabled: bool = False) -> None:  # noqa: ARG002
         while len(self.saved_checkpoints) > self.num_checkpoints_to_keep:
             file = Path(self.saved_checkpoints.pop(0))
-            file.unlink(missing_ok=True)
+            retire(file)
             self._run.remove(folder_of(file))
 
-    def _folder(self, state: State) -> Path:
-        return Path(format_name_with_dist(self.folder, state.run_name))
+    def _names(self, state: State) -> Names:
+        folder = Path(format_name_with_dist(self.folder, state.run_name))
+        return Names(folder, self.filename.filename, state.run_name)
+
+    def _still_there(self, state: State) -> list[str]:
+        """Those of the run's files that stand for a whole checkpoint in this callback's folder."""
+        found = self._names(state).own(self.all_saved_checkpoints_to_timestamp, self._loaded)
+        return [str(file) for file in found if file.is_file() and is_checkpoint(folder_of(file))]
 
     def _latest(self, state: State) -> Path | None:
-        return None if self.latest_filename is None else Path(self.latest_filename.format(state))
+        """The link to the latest, as an absolute path; None where nothing is to be linked to."""
+        if self.latest_filename is None or self.num_checkpoints_to_keep == 0:
+            return None
+        return Path(self.latest_filename.format(state)).absolute()
 
     def _read(self, folder: Path) -> Any:
         return self._run.load(folder, weights_only=False)  # as Composer reads its own
 
     def _evaluate(self, state: State) -> Callable[[], float] | None:
-        """The evaluators' measure; the same object again, so that the search goes on."""
+        """The evaluators' measure; for the same ones the same object again, so that the search goes on."""
         if self._options.evaluate is not None or not state.evaluators:
             return None
-        if self._measured is None or self._measured[0] is not state:
-            self._measured = (state, Evaluation(state, self._metric, self._options.mode))
+        key = (state, [(each.label, list(state.eval_metrics[each.label])) for each in state.evaluators])
+        if self._measured is None or self._measured[0] != key:
+            self._measured = (key, Evaluation(state, self._metric, self._options.mode))
         return self._measured[1]

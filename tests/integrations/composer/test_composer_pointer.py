@@ -6,6 +6,7 @@ import pytest
 import torch
 from composer.core import State  # noqa: F401 - Composer is imported before anything is unpickled
 
+from dynaquant_composer.folder import retire
 from dynaquant_composer.pointer import folder_of, open_checkpoint, write_pointer
 from dynaquant_core.errors import CheckpointNotFoundError
 from tests.integrations.composer.kit import EXACT, bits, fit, names, ours, python, trainer
@@ -84,7 +85,7 @@ def test_what_was_committed_and_not_shown_is_the_latest_after_a_crash(copied):
 
 def test_a_rotation_that_died_in_between_brings_nothing_back(copied):
     folder, _ = copied
-    (folder / "ep0-ba3-rank0.pt").unlink()
+    retire(folder / "ep0-ba3-rank0.pt")
     run = trainer(ours(folder, **EXACT), autoresume=True, duration="9ba")
     assert int(run.state.timestamp.batch) == 6
     run.fit()
