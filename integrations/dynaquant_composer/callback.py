@@ -8,8 +8,9 @@ from typing import Any, Final, Literal
 
 from composer.core import Event, State, Time, TimeUnit
 
-from dynaquant_composer.guard import require_local
+from dynaquant_composer.guard import require_local, require_uncompressed
 from dynaquant_composer.saving import FolderSaver
+from dynaquant_core.config import require
 from dynaquant_core.plugins import PluginOptions
 
 __all__ = ["DynaQuantCallback"]
@@ -68,7 +69,10 @@ class DynaQuantCallback(FolderSaver):
         on_error: Literal["raise", "warn"] = "raise",
     ) -> None:
         require_local(folder)
-        patterns = (exact,) if isinstance(exact, str) else tuple(exact)
+        require_uncompressed(filename, latest_filename)
+        patterns = (exact,) if isinstance(exact, str) else exact
+        good = isinstance(patterns, Sequence) and all(isinstance(pattern, str) for pattern in patterns)
+        require(good, f"DynaQuantCallback: exact must be name patterns, got {exact!r}.")
         options = PluginOptions(
             evaluate=evaluate,
             threshold=threshold,

@@ -69,7 +69,15 @@ class Evaluation:
                 self._update(
                     model, metric, spec.microbatch_transforms(self._state.device.batch_to_device(part))
                 )
-        return float(metric.compute())
+        value = metric.compute()
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            name = self._names[evaluator.label]
+            raise ConfigError(
+                f"metric {name!r} of evaluator {evaluator.label!r} is no single number: name another "
+                f"one with metric=, or give evaluate=."
+            ) from error
 
     def _update(self, model: Any, metric: Any, batch: Any) -> None:
         precision, settings = self._state.precision, self._state.precision_config

@@ -24,7 +24,8 @@ def explain_misfits(state: State) -> None:
         try:
             return load(state_dict, *args, **kwargs)
         except RuntimeError as error:  # by now algorithms that change the model have been applied
-            found = _differences(state.get_model_state_dict(), state_dict["model"])
+            strict = bool(args[1] if len(args) > 1 else kwargs.get("strict", True))
+            found = _differences(state.get_model_state_dict(), state_dict["model"], strict=strict)
             if not found:
                 raise
             more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
@@ -41,12 +42,15 @@ def stop_explaining(state: State) -> None:
     vars(state).pop("load_model_state", None)
 
 
-def _differences(live: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    found = [f"{name} is not in the checkpoint" for name in live if name not in stored]
-    found += [f"{name} is not in the model" for name in stored if name not in live]
+def _differences(live: Mapping[str, Any], stored: Mapping[str, Any], *, strict: bool) -> list[str]:
+    """Other shapes first, which no option forgives; missing names only where they are forbidden."""
+    found = []
     for name, tensor in live.items():
         other = stored.get(name)
         if isinstance(tensor, Tensor) and isinstance(other, Tensor) and tensor.shape != other.shape:
             shapes = f"{tuple(other.shape)} in the checkpoint and {tuple(tensor.shape)} in the model"
             found.append(f"{name} is {shapes}")
+    if strict:
+        found += [f"{name} is not in the checkpoint" for name in live if name not in stored]
+        found += [f"{name} is not in the model" for name in stored if name not in live]
     return found

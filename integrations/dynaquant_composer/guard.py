@@ -8,16 +8,19 @@ from typing import Any, Final
 import composer
 from composer.core import State
 from composer.loggers import Logger
-from composer.utils import parse_uri
+from composer.utils import is_compressed_pt, parse_uri
 
 from dynaquant_core.errors import ConfigError
 
-__all__ = ["require_local", "require_whole_weights", "say_what_is_untested"]
+__all__ = ["require_local", "require_uncompressed", "require_whole_weights", "say_what_is_untested"]
 
 logger = logging.getLogger(__name__)
 
 #: Release lines that the tests have run with.
 KNOWN: Final = ("0.32.",)
+
+#: Extensions for which Composer calls a program, and what else stands for one.
+COMPRESSED: Final = (".bz2", ".gz", ".lz4", ".lzma", ".lzo", ".tgz", ".xz", ".zst", ".zstd")
 
 
 def require_local(folder: Any) -> None:
@@ -27,6 +30,16 @@ def require_local(folder: Any) -> None:
             f"DynaQuantCallback writes to a folder of a file system, not to {str(folder)!r}: save locally "
             f"and upload what `dynaquant export --to composer` makes of a checkpoint."
         )
+
+
+def require_uncompressed(*names: Any) -> None:
+    """Raises ConfigError for names that Composer would decompress: what they name is no such stream."""
+    for name in names:
+        if name is not None and (str(name).endswith(COMPRESSED) or is_compressed_pt(str(name))):
+            raise ConfigError(
+                f"{str(name)!r} asks for a compressed file, and DynaQuant compresses by itself: end the name "
+                f"in .pt."
+            )
 
 
 def require_whole_weights(state: State) -> None:
