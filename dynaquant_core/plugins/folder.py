@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from dynaquant_core.store.lock import WriterLock
 from dynaquant_core.store.names import LOCK_FILE, is_leftover, parse_name
 from dynaquant_core.store.trail import open_link
 
-__all__ = ["Place", "copy_checkpoint", "remove_folder", "replacing"]
+__all__ = ["Place", "copy_checkpoint", "remove_abandoned", "remove_folder", "replacing"]
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +173,28 @@ def remove_folder(folder: Path) -> None:
                 elif path.name != PENDING:
                     path.unlink()
             shutil.rmtree(folder)
+
+
+def remove_abandoned(folder: Path, is_left: Callable[[], bool]) -> bool:
+    """Removes a folder that nobody is writing into, if it still is to be removed once it is locked.
+
+    Args:
+        folder: of a save or a removal that died.
+        is_left: whether that is so; asked while no other process can change the answer.
+
+    Raises:
+        StoreLockedError: somebody is writing into it.
+        StorageError: the system refused.
+    """
+    lock = WriterLock(folder)
+    lock.acquire(take_over=False)
+    try:
+        left = is_left()
+        if left:
+            remove_folder(folder)
+        return left
+    finally:
+        lock.release(remove=True)
 
 
 def _require_free(folder: Path) -> None:

@@ -10,8 +10,7 @@ from dynaquant_composer.names import Names
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import is_checkpoint
-from dynaquant_core.plugins.folder import PENDING, remove_folder
-from dynaquant_core.store.lock import WriterLock
+from dynaquant_core.plugins.folder import PENDING, remove_abandoned
 
 __all__ = ["sweep"]
 
@@ -39,14 +38,8 @@ def _is_left(file: Path, folder: Path) -> bool:
 
 
 def _remove(file: Path, folder: Path) -> None:
-    lock = WriterLock(folder)
     try:
-        lock.acquire(take_over=False)
-        try:
-            if _is_left(file, folder):  # nobody has finished it meanwhile
-                logger.info("removing %s, left by a process that died", folder)
-                remove_folder(folder)
-        finally:
-            lock.release(remove=True)
+        if remove_abandoned(folder, lambda: _is_left(file, folder)):  # nobody has finished it meanwhile
+            logger.info("%s was left by a process that died: removed", folder)
     except DynaQuantError as error:
         logger.info("%s stays: %s", folder, error)
