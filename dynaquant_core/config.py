@@ -234,7 +234,6 @@ class LatticeOptions(FrozenSettings):
         max_step_of: ``"slowed"``: the bound holds for convolutions, for linear layers with a batch norm
             beside them and for tensors whose optimizer keeps no second moments, while all other matrices
             under Adam and its kin are free; ``"all"``: for every tensor.
-
         keep_norm: convolutions with a batch norm beside them, which count by their direction alone, are
             decoded as long as they are; False: noise adds to their length, at every restore
             (docs/restoring.md).

@@ -15,7 +15,7 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice import Lattice
 from dynaquant_core.methods.lattice.layout import BF16, KEPT, NEW, SHORTENED, Layout, Row
 from dynaquant_core.methods.lattice.norm import shortening
-from dynaquant_core.quantize.lattice import is_width
+from dynaquant_core.quantize.lattice import is_unit
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.training import Checkpointer
 from tests.methods.conftest import trained
@@ -66,7 +66,7 @@ def test_the_factor_takes_back_what_noise_adds(step):
     offsets = np.random.default_rng(1).uniform(-0.5, 0.5, values.size)
     cells = np.rint(values / step - offsets) + offsets
     shorter = step * shortening(step, float(np.mean(values**2)))
-    assert is_width(shorter)
+    assert is_unit(shorter)
     assert np.mean((cells * shorter) ** 2) == pytest.approx(np.mean(values**2), rel=0.01)
 
 

@@ -22,7 +22,7 @@ from dynaquant_core.methods.lattice.run_code import run_keys, tables_of
 from dynaquant_core.methods.lattice.runs import expanded, runs_of
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.words import Plain
-from dynaquant_core.quantize.lattice import is_width
+from dynaquant_core.quantize.lattice import is_unit
 from dynaquant_core.state.raw import empty_words
 from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads
@@ -93,11 +93,11 @@ class Reader:
         if row.kind == KEPT:
             if not isinstance(below, Cells):
                 raise MissingBaseError(f"tensor {name}: uses its base's lattice, but no base is on one.")
-            _require_width(name, below.step * row.factor)
+            _require_unit(name, below.step * row.factor)
             return Cells(name, spec, cells, none, below.step, below.epoch, below.alphabet, row.factor)
         epoch = self.layout.epoch if self.epochs is None else self.epochs[name]
         alphabet = NARROW if row.kind == NEW else WIDE
-        _require_width(name, row.step * row.factor)
+        _require_unit(name, row.step * row.factor)
         return Cells(name, spec, cells, none, row.step, epoch, alphabet, row.factor)
 
     def _whole(self, own: Cells) -> Cells:
@@ -167,9 +167,9 @@ def _require_room(count: int) -> None:
     )  # residuals, keys, contexts, aims and cells: up to 8 bytes a weight
 
 
-def _require_width(name: str, width: float) -> None:
-    if not is_width(width):
-        raise CorruptFileError(f"tensor {name}: its values cannot be decoded in steps of {width!r}.")
+def _require_unit(name: str, unit: float) -> None:
+    if not is_unit(unit):
+        raise CorruptFileError(f"tensor {name}: its values cannot be decoded in steps of {unit!r}.")
 
 
 def _with(own: Cells, packed: NDArray[np.uint8]) -> Cells:

@@ -18,17 +18,18 @@ from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.lattice.contexts import CLASSES, is_scheme
-from dynaquant_core.methods.lattice.norm import FACTORS
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.lattice import is_step
 
-__all__ = ["BF16", "EXACT", "KEPT", "NEW", "NEW_WIDE", "PLAIN", "Layout", "Row"]
+__all__ = ["BF16", "EXACT", "FACTORS", "KEPT", "NEW", "NEW_WIDE", "PLAIN", "SHORTENED", "Layout", "Row"]
 
 #: How a tensor is held: on its base's lattice; on a new one in narrow or wide cells; in words.
 KEPT, NEW, NEW_WIDE, BF16, EXACT = range(5)
 PLAIN = (BF16, EXACT)
 #: Added to the kind of a tensor on a lattice whose values are multiplied by a factor.
 SHORTENED = 8
+#: Factors are stored as whole numbers, of so many parts of one.
+FACTORS = 1 << 16
 
 HEADER = struct.Struct("<IIBd")
 

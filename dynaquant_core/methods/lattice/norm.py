@@ -18,14 +18,12 @@ from torch import Tensor
 
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice.bound import batch_normed, owner
-from dynaquant_core.quantize.lattice import is_width, mean_square
+from dynaquant_core.methods.lattice.layout import FACTORS
+from dynaquant_core.quantize.lattice import is_unit, mean_square
 from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.threads import map_threads
 
-__all__ = ["FACTORS", "keeps_norm", "shortening", "squares"]
-
-#: How many factors there are.
-FACTORS = 1 << 16
+__all__ = ["keeps_norm", "shortening", "squares"]
 
 
 def keeps_norm(name: str, tensor: Tensor, hints: Hints) -> bool:
@@ -74,4 +72,4 @@ def shortening(step: float, square: float) -> float:
         return 1.0
     share = square / (square + step * step / 12)
     factor = max(round(math.sqrt(share) * FACTORS), 1) / FACTORS
-    return factor if is_width(step * factor) else 1.0
+    return factor if is_unit(step * factor) else 1.0

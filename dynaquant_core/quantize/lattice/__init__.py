@@ -10,7 +10,7 @@ from dynaquant_core.quantize.lattice.quantise import ESCAPE, LARGEST, MIDDLE, de
 from dynaquant_core.quantize.lattice.steps import (
     TensorStat,
     is_step,
-    is_width,
+    is_unit,
     relative_steps,
     round_step,
     steps_of,
@@ -24,7 +24,7 @@ __all__ = [
     "TensorStat",
     "dequantise",
     "is_step",
-    "is_width",
+    "is_unit",
     "mean_square",
     "offset_key",
     "offsets",

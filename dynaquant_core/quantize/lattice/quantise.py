@@ -24,7 +24,7 @@ from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchEr
 from dynaquant_core.quantize.flat import FLOATS, flatten
 from dynaquant_core.quantize.lattice import cpu_path, torch_path
 from dynaquant_core.quantize.lattice.offsets import as_key
-from dynaquant_core.quantize.lattice.steps import is_width
+from dynaquant_core.quantize.lattice.steps import is_unit
 from dynaquant_core.threads import map_threads
 
 __all__ = ["ESCAPE", "LARGEST", "MIDDLE", "dequantise", "quantise"]
@@ -51,7 +51,7 @@ def quantise(tensor: Tensor, step: float, key: int, out: NDArray[np.uint8]) -> N
 
     Args:
         tensor: floating, of any shape and device; float64 is first rounded to float32.
-        step: of `steps.round_step` or `steps.steps_of`; any number of `steps.is_width`.
+        step: of `steps.round_step` or `steps.steps_of`; any number of `steps.is_unit`.
         key: of `offsets.offset_key`.
         out: uint8[n], written: k + 128 for -127 <= k <= 127, else 0, an escape.
 
@@ -73,7 +73,7 @@ def quantise(tensor: Tensor, step: float, key: int, out: NDArray[np.uint8]) -> N
         [128, 129, 0]
     """
     flat = flatten(tensor).to(home(tensor.device))
-    if not is_width(step):
+    if not is_unit(step):
         raise ConfigError(f"lattice: {step!r} is no step of a lattice; make it with round_step.")
     if out.dtype != np.uint8 or out.shape != (flat.numel(),):
         raise StateMismatchError(
@@ -112,7 +112,7 @@ def dequantise(
         >>> bool(((out - weights).abs() <= 0.0625).all())
         True
     """
-    if not is_width(step):
+    if not is_unit(step):
         raise CorruptFileError(f"lattice: {step!r} is no step of a lattice, expected 2^-100 to 2^100.")
     if out.numel() != codes.size or out.dtype not in FLOATS:
         raise StateMismatchError(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.quantize.flat import to_bfloat16
 
-__all__ = ["TensorStat", "is_step", "is_width", "relative_steps", "round_step", "steps_of"]
+__all__ = ["TensorStat", "is_step", "is_unit", "relative_steps", "round_step", "steps_of"]
 
 #: Limits of a step: far from overflow and from subnormal numbers, both in a step and in what it multiplies.
 SMALLEST, WIDEST = 2.0**-100, 2.0**100
@@ -143,7 +143,7 @@ def is_step(x: float) -> bool:
     return SMALLEST <= x <= WIDEST and round_step(x) == x
 
 
-def is_width(x: float) -> bool:
+def is_unit(x: float) -> bool:
     """Whether values may be decoded with this number in place of a step: a float32 within a step's limits."""
     return SMALLEST <= x <= WIDEST and float(np.float32(x)) == x
 
