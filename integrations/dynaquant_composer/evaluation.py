@@ -76,7 +76,7 @@ class Evaluation:
             name = self._names[evaluator.label]
             raise ConfigError(
                 f"metric {name!r} of evaluator {evaluator.label!r} is no single number: name another "
-                f"one with metric=, or give evaluate=."
+                f"one with metric=, or give evaluate="
             ) from error
 
     def _update(self, model: Any, metric: Any, batch: Any) -> None:

@@ -85,6 +85,11 @@ def test_torch_load_may_be_wrapped(tmp_path, monkeypatch, how):
     true = torch.load
     wrapped = functools.partial(true) if how == "partial" else lambda *given, **more: true(*given, **more)
     monkeypatch.setattr(torch, "load", wrapped)
+    assert "state" in torch.load(str(tmp_path / "latest-rank0.pt"), weights_only=False)
+
+
+def test_torch_load_takes_a_path(tmp_path):
+    fit(ours(tmp_path, **EXACT), duration="3ba")
     assert "state" in torch.load(tmp_path / "latest-rank0.pt", weights_only=False)
 
 

@@ -46,18 +46,27 @@ def files(folder):
     return [name for name in names(folder) if name.endswith(".pt")]
 
 
-def test_rotation_leaves_the_run_alone_whose_checkpoint_was_loaded(run, tmp_path):
-    before = names(run)
-    fit(keeping_one(tmp_path / "fork"), load_path=str(run / "latest-rank0.pt"), duration="9ba")
-    assert names(run) == before
+@pytest.fixture
+def original(tmp_path):
+    """A run where it was trained: what it recorded of itself is true."""
+    fit(ours(tmp_path / "original", **EXACT), duration="6ba")
+    return tmp_path / "original"
+
+
+def test_rotation_leaves_the_run_alone_whose_checkpoint_was_loaded(original, tmp_path):
+    before = names(original)
+    fit(keeping_one(tmp_path / "fork"), load_path=str(original / "latest-rank0.pt"), duration="9ba")
+    assert names(original) == before
     assert files(tmp_path / "fork") == ["ep1-ba9-rank0.pt", "latest-rank0.pt"]
 
 
-def test_rotation_goes_on_in_a_copy_and_not_in_the_original(saved, run):
-    before = names(saved)
-    fit(keeping_one(run), autoresume=True, duration="9ba")
-    assert names(saved) == before
-    assert files(run) == ["ep1-ba9-rank0.pt", "latest-rank0.pt"]
+def test_rotation_goes_on_in_a_copy_and_not_in_the_original(original, tmp_path):
+    before = names(original)
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy, symlinks=True)
+    fit(keeping_one(copy), autoresume=True, duration="9ba")
+    assert names(original) == before
+    assert files(copy) == ["ep1-ba9-rank0.pt", "latest-rank0.pt"]
 
 
 def test_stores_copies_and_unknown_folders_stay(run):
