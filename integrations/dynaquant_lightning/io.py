@@ -121,10 +121,13 @@ class DynaQuantCheckpointIO(CheckpointIO):
         return from_tree(tree, folder)  # type: ignore[no-any-return]
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Removes a folder of ours behind every save that is on its way; or a native file."""
-        if self.runs.owner(path) is None and not is_checkpoint(path):
+        """Removes a folder, or a native file, behind every save that is on its way.
+
+        A native file that joined the run is no less the last whole checkpoint while ours is on its way.
+        """
+        if not _is_taken(path):
             self._native.remove_checkpoint(path)
-        else:
+        elif self.runs.owner(path) is not None or os.path.lexists(path):
             self.runs.remove(os.fspath(path))
 
     def teardown(self) -> None:
@@ -135,7 +138,7 @@ class DynaQuantCheckpointIO(CheckpointIO):
 
     def takes(self, checkpoint: Mapping[str, Any], path: Any) -> bool:  # noqa: ARG002
         """Whether a checkpoint is compressed and not written natively."""
-        return not Path(os.fspath(path)).name.startswith(".")
+        return _is_taken(path)
 
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
         """Compresses a checkpoint into the folder ``path``."""
@@ -150,6 +153,11 @@ class DynaQuantCheckpointIO(CheckpointIO):
 
     def reported(self, info: CheckpointInfo) -> None:
         """Told of each commit."""
+
+
+def _is_taken(path: Any) -> bool:
+    """Whether what is written there is a checkpoint and not a scratch copy of Lightning's own."""
+    return not Path(os.fspath(path)).name.startswith(".")
 
 
 def _bare(wrapped: Any) -> Any:

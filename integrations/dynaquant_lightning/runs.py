@@ -28,6 +28,7 @@ class Runs:
         self._runs: dict[bool, PluginRun] = {}
         self._watched: tuple[Any, Any, Any] | None = None
         self._owners: dict[Path, PluginRun] = {}  # of folders that may not be complete yet
+        self._newest: PluginRun | None = None  # that began the last save
 
     def of(self, *, moments: bool) -> PluginRun:
         """The run of checkpoints with, or without, an optimizer's state."""
@@ -45,6 +46,7 @@ class Runs:
     def begin(self, folder: str, *, moments: bool) -> PluginRun:
         """The run that is to write ``folder``, which is pending from now on."""
         run = self.of(moments=moments)
+        self._newest = run
         if run.enabled:
             self._owners[_key(folder)] = run
         return run
@@ -54,8 +56,11 @@ class Runs:
         return self._owners.get(_key(folder))
 
     def remove(self, folder: str) -> None:
-        """Removes a folder behind the saves that may need it."""
-        run = self._owners.pop(_key(folder), None) or self.of(moments=True)
+        """Removes a folder behind the saves that may need it: its own, and the last, which replaces it."""
+        own = self._owners.pop(_key(folder), None)
+        run = self._newest or self.of(moments=True)
+        if own is not None and own is not run:
+            own.wait()
         run.remove(folder)
 
     def wait(self) -> None:
@@ -71,7 +76,7 @@ class Runs:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what cannot travel to another process, where a new run begins."""
-        return {**vars(self), "_runs": {}, "_owners": {}, "_watched": None}
+        return {**vars(self), "_runs": {}, "_owners": {}, "_newest": None, "_watched": None}
 
 
 def _key(folder: Any) -> Path:
