@@ -17,8 +17,10 @@ from dynaquant_lightning.loading import install_loader  # noqa: E402
 from dynaquant_lightning.naming import install_names  # noqa: E402
 from dynaquant_lightning.native import export, importer  # noqa: E402
 from dynaquant_lightning.reading import read_checkpoint  # noqa: E402
+from dynaquant_lightning.resuming import install_resuming  # noqa: E402
 
 __all__ = ["DynaQuantCallback", "DynaQuantCheckpointIO", "export", "importer"]
 
 install_loader(is_checkpoint, read_checkpoint)
 install_names()
+install_resuming()

@@ -15,7 +15,7 @@ from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.folder import PENDING
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 
-__all__ = ["install_names"]
+__all__ = ["install_names", "is_unfinished"]
 
 MARK = "_dynaquant_looks"
 
@@ -51,7 +51,7 @@ def _file_exists(
     if not isinstance(io, DynaQuantCheckpointIO):
         return original(self, filepath, trainer)
     here = trainer.is_global_zero and io.runs.owner(filepath) is not None
-    there = trainer.is_global_zero and _is_unfinished(filepath)
+    there = trainer.is_global_zero and is_unfinished(filepath)
     if trainer.strategy.reduce_boolean_decision(here, all=False):
         return True
     if trainer.strategy.reduce_boolean_decision(there, all=False):
@@ -62,10 +62,10 @@ def _file_exists(
 def _find_last_checkpoints(
     original: Callable[..., set[str]], self: ModelCheckpoint, trainer: Trainer
 ) -> set[str]:
-    return {path for path in original(self, trainer) if not _is_unfinished(path)}
+    return {path for path in original(self, trainer) if not is_unfinished(path)}
 
 
-def _is_unfinished(path: Any) -> bool:
+def is_unfinished(path: Any) -> bool:
     """Whether a save into the folder died before anything was committed there."""
     folder = Path(os.fspath(path))
     if not folder.is_dir() or is_checkpoint(folder):

@@ -22,6 +22,9 @@ NEEDED = (
     ("lightning.fabric.plugins.io.torch_io", "pl_load"),
     ("lightning.pytorch.callbacks", "ModelCheckpoint.file_exists"),
     ("lightning.pytorch.callbacks", "ModelCheckpoint._find_last_checkpoints"),
+    ("lightning.pytorch.callbacks", "OnExceptionCheckpoint.ckpt_path"),
+    ("lightning.pytorch.trainer.connectors.checkpoint_connector", "_CheckpointConnector._parse_ckpt_path"),
+    ("lightning.pytorch.trainer.connectors.checkpoint_connector", "_CheckpointConnector._hpc_resume_path"),
     ("lightning.pytorch.strategies", "Strategy.checkpoint_io"),
     ("lightning.pytorch.utilities.combined_loader", "CombinedLoader.flattened"),
 )
