@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
+from random import Random
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 __all__ = ["set_aside"]
@@ -21,8 +24,9 @@ OWN = frozenset(vars(nn.Module()))
 
 LISTS = (list, deque)
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+GENERATORS = (Random, np.random.Generator, np.random.RandomState)
 
-#: Larger tensors (a data set held in memory) are not copied; nobody adds to them in place.
+#: Larger tensors and arrays (a data set held in memory) are not copied; nobody adds to them in place.
 LARGEST = 64 << 20
 
 
@@ -30,8 +34,9 @@ LARGEST = 64 << 20
 def set_aside(root: nn.Module) -> Iterator[None]:
     """Gives the module and its submodules copies of their attributes, and the originals back at the end.
 
-    Copied are lists, dictionaries, sets, deques and tensors, nested as they are and with what they share;
-    everything else is looked at by reference.  Modules that lie in such containers are looked after too.
+    Copied are lists, dictionaries, sets, deques, tensors, arrays and random generators, nested as they are
+    and with what they share; everything else is looked at by reference.  Modules that lie in such containers
+    are looked after too.
 
     Args:
         root: whose attributes, and whose submodules' attributes, may be changed by the body.
@@ -88,8 +93,14 @@ class _Copies:
             return self._members(value, list(value))
         if kind is set:
             return self._keep(value, copy(value))
+        if kind in GENERATORS:
+            return self._keep(value, deepcopy(value))
+        if kind is torch.Generator:
+            return self._keep(value, torch.Generator(value.device).set_state(value.get_state()))
         if kind is Tensor and not value.requires_grad and value.nbytes <= LARGEST:
             return self._keep(value, value.detach().clone())
+        if kind is np.ndarray and value.nbytes <= LARGEST:
+            return self._keep(value, value.copy())
         if isinstance(value, nn.Module):
             self._found.append(value)
         return value

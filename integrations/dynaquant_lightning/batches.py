@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -40,18 +40,20 @@ def held_out(trainer: Trainer) -> list[Batch]:
     """The first batches of each validation loader, the same on every rank; [] where there are none.
 
     No random stream, no generator of a loader and no worker of one is touched, and a loader that is being
-    iterated over goes on as it was.  Loaders are set up if the Trainer has not done so yet, which every rank
-    must do at the same time.
+    iterated over, or that knows where it stands, goes on as it was.  Loaders are set up if the Trainer has
+    not done so yet, which every rank must do at the same time.
     """
     if not trainer.enable_validation:
         return []
     loop = trainer.fit_loop.epoch_loop.val_loop
     with isolate_rng():
-        loop.setup_data()
+        if loop._combined_loader is None:
+            loop.setup_data()
         combined: CombinedLoader | None = loop._combined_loader
         if combined is None:
             return []
-        with _generators_kept(combined.flattened), _ranks_alike(combined.flattened):
+        loaders = combined.flattened
+        with _generators_kept(loaders), _places_kept(loaders), _ranks_alike(loaders):
             return list(_read(combined, loop._max_batches))
 
 
@@ -98,6 +100,22 @@ def _generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
     finally:
         for generator, state in states:
             generator.set_state(state)
+
+
+@contextmanager
+def _places_kept(loaders: Iterable[Any]) -> Iterator[None]:
+    """Puts loaders of the user's own, which are read themselves, back to where they stood."""
+    own = [loader for loader in loaders if not isinstance(loader, DataLoader)]
+    states = [
+        (loader, deepcopy(loader.state_dict()))
+        for loader in own
+        if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    ]
+    try:
+        yield
+    finally:
+        for loader, state in states:
+            loader.load_state_dict(state)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ __all__ = ["TrainerCheckpointIO"]
 
 logger = logging.getLogger(__name__)
 
+UNTRIED = "nothing was tried yet"
+
 
 class TrainerCheckpointIO(DynaQuantCheckpointIO):
     """Installed into one Trainer by its callback.
@@ -41,16 +43,19 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         self._measures = not options.get("evaluate")
         self._metric = metric
         self._validation: Validation | None = None
+        self._unmeasured: str | None = UNTRIED  # why nothing can be measured
         self._moment = 0  # counts the hooks of training that have run
         self._newest: tuple[str, int] | None = None  # the folder saved last, and when
 
     def begin_training(self) -> None:
         """Tells that the Trainer's model, optimizers and data are ready."""
         self._validation = Validation(self.trainer, self._metric) if self._measures else None
+        self._unmeasured = UNTRIED
         self._watch()
 
     def _watch(self) -> None:
-        self.watch(self.trainer.lightning_module, self.trainer.optimizers, evaluate=self._validation)
+        measure = None if self._unmeasured else self._validation
+        self.watch(self.trainer.lightning_module, self.trainer.optimizers, evaluate=measure)
 
     def went_on(self) -> None:
         """Tells that code other than a ModelCheckpoint's has run since the last call."""
@@ -104,14 +109,20 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         return newest if savers else None
 
     def _find_measure(self) -> None:
-        """Reads the validation data at the first save; without a measure the configuration is fixed."""
-        if self._validation is None:
+        """Reads the validation data at the first save; without a measure the configuration is fixed.
+
+        Every rank comes to the same, and each save tries again: a `validation_step` may lean on what only
+        the first validation sets up.
+        """
+        if self._validation is None or (self._validation.ready and self._unmeasured is None):
             return
         reason = self._validation.prepare()
-        if reason is not None:
+        if not self.trainer.strategy.reduce_boolean_decision(reason is None, all=True):
+            reason = reason or "another rank cannot measure"
+        if reason is not None and reason != self._unmeasured:
             logger.warning("no search, as %s", reason)
-            self._validation = None
-            self._watch()
+        self._unmeasured = reason
+        self._watch()
 
     @property
     def _is_interrupted(self) -> bool:

@@ -35,32 +35,46 @@ class Validation:
         trainer: one that fits.
         metric: name of a logged value; None: the loss that the step returns, or else the first logged value
             with "loss" in its name.
+
+    Attributes:
+        ready: whether `prepare` found that there is something to measure.
     """
 
     def __init__(self, trainer: Trainer, metric: str | None = None) -> None:
         self._trainer = trainer
         self._metric = metric
         self._batches: list[Batch] = []
+        self.ready = False
 
     def prepare(self) -> str | None:
         """Reads the batches, once, and tries the step on one of them; every rank at the same time.
 
         Returns:
-            None, or why nothing can be measured.
+            None, or why nothing can be measured; a step that failed may do better at another time.
 
         Raises:
             ConfigError: the named value is not logged; says which are.
         """
-        if self._batches:
+        if self.ready:
             return None
-        batches = held_out(self._trainer)
-        if not batches:
+        try:
+            self._batches = self._batches or held_out(self._trainer)
+        except Exception as error:  # noqa: BLE001 - the user's data: whatever they raise
+            return f"the validation data cannot be read in this process ({_told(error)})"
+        if not self._batches:
             return "there is no validation_step with validation data"
+        reason = self._tried(self._batches[0])
+        self.ready = reason is None
+        return reason
+
+    def _tried(self, batch: Batch) -> str | None:
         module = self._trainer.lightning_module
-        with isolate_rng(), _buffers_kept(module), torch.no_grad(), self._ready() as logged:
-            value = self._value(self._step(batches[0]), logged)
+        try:
+            with isolate_rng(), _buffers_kept(module), torch.no_grad(), self._ready() as logged:
+                value = self._value(self._step(batch), logged)
+        except Exception as error:  # noqa: BLE001 - the user's step: it may lean on hooks that have not run
+            return f"validation_step cannot be called on its own here ({_told(error)})"
         if value is not None:
-            self._batches = batches
             return None
         said = f"validation_step logs {', '.join(map(repr, sorted(logged))) or 'nothing'}"
         if self._metric is not None:
@@ -148,6 +162,11 @@ def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in before:
             buffer.copy_(value)
+
+
+def _told(error: Exception) -> str:
+    """An error of the user's code in one line."""
+    return f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
 
 
 def _alone() -> bool:
