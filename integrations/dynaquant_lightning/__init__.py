@@ -10,17 +10,18 @@ from dynaquant_lightning.versions import require_lightning
 
 require_lightning()
 
-from dynaquant_core.plugins import is_checkpoint  # noqa: E402
 from dynaquant_lightning.callback import DynaQuantCallback  # noqa: E402
 from dynaquant_lightning.io import DynaQuantCheckpointIO  # noqa: E402
 from dynaquant_lightning.loading import install_loader  # noqa: E402
 from dynaquant_lightning.naming import install_names  # noqa: E402
 from dynaquant_lightning.native import export, importer  # noqa: E402
+from dynaquant_lightning.paths import is_ours  # noqa: E402
 from dynaquant_lightning.reading import read_checkpoint  # noqa: E402
 from dynaquant_lightning.resuming import install_resuming  # noqa: E402
+from dynaquant_lightning.runs import settled  # noqa: E402
 
 __all__ = ["DynaQuantCallback", "DynaQuantCheckpointIO", "export", "importer"]
 
-install_loader(is_checkpoint, read_checkpoint)
+install_loader(lambda path: is_ours(settled(path)), read_checkpoint)
 install_names()
 install_resuming()

@@ -117,8 +117,10 @@ class DynaQuantCallback(Callback):
         self._went_on()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Training went on."""
-        self._went_on()
+        """Waits for what is on its way, so that hooks after this one find the checkpoints they look for."""
+        if self.io is not None:
+            self.io.went_on()
+            self.io.wait()
 
     def on_exception(self, *_: Any, **__: Any) -> None:
         """Training went on."""

@@ -13,8 +13,9 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
-from dynaquant_core.plugins import PluginOptions, describe, is_checkpoint
-from dynaquant_lightning.reading import device_of, require_ours
+from dynaquant_core.plugins import PluginOptions, describe
+from dynaquant_lightning.paths import is_ours, local
+from dynaquant_lightning.reading import device_of, only_weights, require_ours
 from dynaquant_lightning.runs import Runs
 from dynaquant_lightning.tree import from_tree, has_moments, to_tree
 
@@ -97,14 +98,12 @@ class DynaQuantCheckpointIO(CheckpointIO):
         require(
             storage_options is None, "storage_options are for remote files; DynaQuant writes local folders."
         )
-        require(
-            "://" not in os.fspath(path), f"{path} is a remote path; save into a local or mounted folder."
-        )
+        require("://" not in local(path), f"{path} is a remote path; save into a local or mounted folder.")
         if not self.takes(checkpoint, path):
             self._native.save_checkpoint(checkpoint, path)
             return
         with torch.inference_mode(False):  # a Trainer also saves from within its validation
-            self.save_folder(checkpoint, os.fspath(path))
+            self.save_folder(checkpoint, local(path))
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -112,12 +111,12 @@ class DynaQuantCheckpointIO(CheckpointIO):
         """Loads a folder of ours, against which the next save may be a delta; or a native file."""
         if self.runs.owner(path) is not None:
             self.wait()
-        if not (is_checkpoint(path) or Path(os.fspath(path)).is_dir()):
+        if not (is_ours(path) or Path(local(path)).is_dir()):
             return self._native.load_checkpoint(path, map_location, weights_only)  # type: ignore[no-any-return]
         folder = require_ours(path)
         has_optimizer = describe(folder).parts.get("moment", {}).get("raw_bytes", 0) > 0
         run = self.runs.of(moments=has_optimizer)
-        tree = run.load(folder, device=device_of(map_location), weights_only=weights_only is not False)
+        tree = run.load(folder, device=device_of(map_location), weights_only=only_weights(weights_only))
         return from_tree(tree, folder)  # type: ignore[no-any-return]
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -127,8 +126,8 @@ class DynaQuantCheckpointIO(CheckpointIO):
         """
         if not _is_taken(path):
             self._native.remove_checkpoint(path)
-        elif self.runs.owner(path) is not None or os.path.lexists(path):
-            self.runs.remove(os.fspath(path))
+        elif self.runs.owner(path) is not None or os.path.lexists(local(path)):
+            self.runs.remove(local(path))
 
     def teardown(self) -> None:
         """Waits for everything that is being written; called at the end of every fit."""

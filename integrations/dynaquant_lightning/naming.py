@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -14,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.folder import PENDING
 from dynaquant_lightning.io import DynaQuantCheckpointIO
+from dynaquant_lightning.paths import local
 
 __all__ = ["install_names", "is_unfinished"]
 
@@ -67,7 +67,7 @@ def _find_last_checkpoints(
 
 def is_unfinished(path: Any) -> bool:
     """Whether a save into the folder died before anything was committed there."""
-    folder = Path(os.fspath(path))
+    folder = Path(local(path))
     if not folder.is_dir() or is_checkpoint(folder):
         return False
     names = [entry.name for entry in folder.iterdir()]

@@ -11,11 +11,15 @@ import torch
 from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.plugins import read_tree
 from dynaquant_core.plugins.marker import Marker
+from dynaquant_lightning.paths import local
 from dynaquant_lightning.tree import from_tree
 
-__all__ = ["FRAMEWORK", "device_of", "read_checkpoint", "require_ours"]
+__all__ = ["FRAMEWORK", "device_of", "only_weights", "read_checkpoint", "require_ours"]
 
 FRAMEWORK = "lightning"
+
+#: torch's own switch, for programs that cannot say ``weights_only=False`` at each of their loads.
+TRUSTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def read_checkpoint(path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
@@ -26,13 +30,13 @@ def read_checkpoint(path: Any, map_location: Any = None, weights_only: bool | No
         DynaQuantError: it cannot be read.
     """
     folder = require_ours(path)
-    tree = read_tree(folder, device=device_of(map_location), weights_only=weights_only is not False)
+    tree = read_tree(folder, device=device_of(map_location), weights_only=only_weights(weights_only))
     return from_tree(tree, folder)
 
 
 def require_ours(path: Any) -> Path:
     """The path of a checkpoint that Lightning wrote; raises NotAStoreError where another framework did."""
-    folder = Path(os.fspath(path))
+    folder = Path(local(path))
     framework = Marker.read(folder).framework
     if framework != FRAMEWORK:
         raise NotAStoreError(
@@ -40,6 +44,13 @@ def require_ours(path: Any) -> Path:
             "take its weights out with: dynaquant export PATH --to safetensors -o FILE"
         )
     return folder
+
+
+def only_weights(weights_only: bool | None) -> bool:
+    """Whether objects whose reading could run code are refused: as `torch.load` takes the argument."""
+    if weights_only is not None:
+        return weights_only
+    return os.environ.get(TRUSTED, "0").lower() not in {"1", "y", "yes", "true"}
 
 
 def device_of(map_location: Any) -> Any:

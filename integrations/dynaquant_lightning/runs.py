@@ -6,12 +6,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_lightning.paths import local
 from dynaquant_lightning.reading import FRAMEWORK
 
-__all__ = ["Runs"]
+__all__ = ["Runs", "settled"]
+
+#: Every one of this process, for loaders that know of no Trainer.
+_all: WeakSet[Runs] = WeakSet()
 
 
 class Runs:
@@ -29,6 +34,7 @@ class Runs:
         self._watched: tuple[Any, Any, Any] | None = None
         self._owners: dict[Path, PluginRun] = {}  # of folders that may not be complete yet
         self._newest: PluginRun | None = None  # that began the last save
+        _all.add(self)
 
     def of(self, *, moments: bool) -> PluginRun:
         """The run of checkpoints with, or without, an optimizer's state."""
@@ -79,5 +85,18 @@ class Runs:
         return {**vars(self), "_runs": {}, "_owners": {}, "_newest": None, "_watched": None}
 
 
+def settled(path: Any) -> Any:
+    """``path``, once nothing of this process is writing there any more.
+
+    Raises:
+        SaveError: what was being written there, or before it, failed.
+    """
+    if isinstance(path, (str, os.PathLike)):
+        for runs in list(_all):
+            if runs.owner(path) is not None:
+                runs.wait()
+    return path
+
+
 def _key(folder: Any) -> Path:
-    return Path(os.path.realpath(os.fspath(folder)))
+    return Path(os.path.realpath(local(folder)))

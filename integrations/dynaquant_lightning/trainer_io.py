@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError
-from dynaquant_core.plugins import figures_of, is_checkpoint
+from dynaquant_core.plugins import figures_of
 from dynaquant_lightning.io import DynaQuantCheckpointIO
+from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
 from dynaquant_lightning.tree import has_moments, to_tree
 from dynaquant_lightning.validation import Validation
@@ -74,8 +74,8 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         with torch.inference_mode(False):
             self._find_measure()
             run = self.runs.of(moments=has_moments(checkpoint))
-            run.choose(self.step_of(checkpoint), to_tree(checkpoint, os.fspath(path)))
-            self._newest = os.fspath(path), self._moment
+            run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
+            self._newest = local(path), self._moment
 
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
         """Saves, or links where the same moment was saved under another name."""
@@ -104,8 +104,8 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
             return None
         newest = self._newest[0]
         callbacks = [one for one in self.trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-        lasts = [one for one in callbacks if one.last_model_path == os.fspath(path) != newest]
-        savers = [one for one in lasts if newest == one.best_model_path or newest in one.best_k_models]
+        lasts = [one for one in callbacks if local(one.last_model_path) == local(path) != newest]
+        savers = [one for one in lasts if newest in map(local, (one.best_model_path, *one.best_k_models))]
         return newest if savers else None
 
     def _find_measure(self) -> None:
@@ -141,7 +141,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Loads; only a fit goes on from what it loads."""
-        if self.trainer.state.fn == TrainerFn.FITTING or not is_checkpoint(path):
+        if self.trainer.state.fn == TrainerFn.FITTING or not is_ours(path):
             return super().load_checkpoint(path, map_location, weights_only)
         return read_checkpoint(path, map_location, weights_only)  # type: ignore[no-any-return]
 

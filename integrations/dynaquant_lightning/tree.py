@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dynaquant_lightning.paths import local
+
 __all__ = ["from_tree", "has_moments", "is_half", "to_tree"]
 
 #: The name under which a checkpoint was saved; a second name for it is a copy of its folder.
@@ -78,5 +80,9 @@ def _call_last(state: dict[str, Any], path: Path, saved_as: str) -> None:
     """Tells a ModelCheckpoint that ``path`` is its last: it was linked from one that it lists as best."""
     best = {state.get("best_model_path"), *(state.get("best_k_models") or ())}
     folder = state.get("dirpath")
-    if folder and saved_as in best and os.path.realpath(folder) == os.path.realpath(path.parent):
+    if (
+        folder
+        and saved_as in map(local, filter(None, best))
+        and os.path.realpath(folder) == os.path.realpath(path.parent)
+    ):
         state["last_model_path"] = os.path.join(folder, path.name)  # noqa: PTH118 - text, as its owner writes it
