@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -132,8 +132,13 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release(remove=True)
 
 
-def copy_checkpoint(source: Path, target: Path) -> Marker:
+def copy_checkpoint(source: Path, target: Path, note: Mapping[str, str] | None = None) -> Marker:
     """Gives a checkpoint a second folder; hard links where there can be some.
+
+    Args:
+        source: a checkpoint.
+        target: is made, or replaced.
+        note: of the copy; None: that of the source.
 
     Raises:
         NotAStoreError, CorruptFileError, CheckpointNotFoundError: ``source`` is no whole checkpoint.
@@ -146,7 +151,8 @@ def copy_checkpoint(source: Path, target: Path) -> Marker:
     with replacing(target) as place:
         names = [file.put(place.folder).path.name for file in files]
         written = None if rest is None else place.write_rest(rest)
-        copied = Marker(marker.framework, marker.link, marker.versions, written, marker.note)
+        kept = marker.note if note is None else note
+        copied = Marker(marker.framework, marker.link, marker.versions, written, kept)
         place.settle(copied, names)
     return copied
 

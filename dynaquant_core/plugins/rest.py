@@ -46,7 +46,8 @@ class Rest:
 
     Args:
         objects: place -> the object that stands there.
-        shells: place -> an empty dictionary of a class of its own; its entries stayed in the tree.
+        shells: place -> an empty dictionary of a class or with attributes of its own; its entries stayed in
+            the tree.
     """
 
     objects: dict[Place, Any] = field(default_factory=dict)
@@ -170,6 +171,8 @@ class _Splitter:
             return self._off(obj, place)
         plain = {key: self.node(value, (*place, key)) for key, value in obj.items()}
         if kind is OrderedDict:
+            if vars(obj):  # a state dict says there which versions its modules were saved by
+                self._rest.shells[place] = _emptied(obj)
             return OrderedDict(plain)
         if kind is not dict:
             self._rest.shells[place] = _emptied(obj)

@@ -177,13 +177,20 @@ class PluginRun:
             self._chosen = None
             self._watched.begin_interval()
 
-    def copy(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    def copy(
+        self,
+        source: str | os.PathLike[str],
+        target: str | os.PathLike[str],
+        *,
+        note: Mapping[str, str] | None = None,
+    ) -> None:
         """Gives a checkpoint a second folder, after the saves that are under way; hard links where it can.
 
-        What goes wrong is told by the next call, as for a save.
+        The copy has the ``note`` that is given, else that of the source.  What goes wrong is told by
+        the next call, as for a save.
         """
         if self.enabled:
-            job = partial(copy_checkpoint, _local(source), _local(target))
+            job = partial(copy_checkpoint, _local(source), _local(target), note)
             self._line.put(f"the copy of {source} to {target}", job)
 
     def remove(self, folder: str | os.PathLike[str]) -> None:

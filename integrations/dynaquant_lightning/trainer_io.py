@@ -18,7 +18,7 @@ from dynaquant_core.plugins import figures_of
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
-from dynaquant_lightning.tree import has_moments, to_tree
+from dynaquant_lightning.tree import LAST, has_moments, to_tree
 from dynaquant_lightning.validation import Validation
 
 __all__ = ["TrainerCheckpointIO"]
@@ -91,7 +91,8 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
     def _save_or_link(self, checkpoint: dict[str, Any], path: str) -> None:
         twin = self._twin(path)
         if twin is not None:
-            self.runs.begin(path, moments=has_moments(checkpoint)).copy(twin, path)
+            run = self.runs.begin(path, moments=has_moments(checkpoint))
+            run.copy(twin, path, note={LAST: Path(path).name})
             return
         if self.trainer.world_size == 1:
             self._find_measure()
@@ -134,6 +135,15 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         running = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
         linked = any(getattr(one, "save_last", None) == "link" for one in self.trainer.checkpoint_callbacks)
         return not running or linked or Path(path).name.startswith("hpc_ckpt_")
+
+    def teardown(self) -> None:
+        """Waits for everything that is being written; an error of the training's own is never hidden."""
+        try:
+            super().teardown()
+        except DynaQuantError as error:
+            if not self._is_interrupted:
+                raise
+            logger.error("a checkpoint of the interrupted training is missing: %s", error)
 
     # -- loading -----------------------------------------------------------------------------------
 

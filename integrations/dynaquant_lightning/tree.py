@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dynaquant_core.plugins.marker import Marker
 from dynaquant_lightning.paths import local
 
-__all__ = ["from_tree", "has_moments", "is_half", "to_tree"]
+__all__ = ["LAST", "from_tree", "has_moments", "is_half", "to_tree"]
+
+#: In the note of a folder that was linked as a ModelCheckpoint's last: its name.  A folder that a user
+#: copied or renamed is nobody's last, and nobody's to remove.
+LAST = "last"
 
 #: The name under which a checkpoint was saved; a second name for it is a copy of its folder.
 SAVED_AS = "dynaquant_saved_as"
@@ -55,7 +60,7 @@ def from_tree(tree: Any, path: Path | None = None) -> Any:
         return tree
     checkpoint = {key: value for key, value in tree.items() if key != SAVED_AS}
     saved_as = tree[SAVED_AS][BESIDE]
-    if path is not None and path.name != Path(saved_as).name:
+    if path is not None and Marker.read(path).note.get(LAST) == path.name:
         for state in _mappings(checkpoint.get("callbacks")):
             _call_last(state, path, saved_as)
     return checkpoint

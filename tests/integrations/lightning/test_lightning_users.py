@@ -1,0 +1,74 @@
+"""What a user did, or raised, is not undone by what we add to it."""
+
+import shutil
+import time
+
+import pytest
+from torch import nn
+
+from dynaquant_core.plugins.line import Line
+from dynaquant_lightning import DynaQuantCallback
+from tests.integrations.lightning.kit import EXACT, Digits, fit, saves
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_checkpoint_that_a_user_put_aside_is_nobody_s_to_remove(tmp_path, ours):
+    def train(epochs, path=None):
+        callbacks = [DynaQuantCallback(**EXACT)] if ours else []
+        fit(tmp_path, saves(tmp_path), *callbacks, epochs=epochs, ckpt_path=path)
+
+    train(1)
+    kept = tmp_path / "kept.ckpt"
+    (shutil.copytree if ours else shutil.copy)(tmp_path / "step=20.ckpt", kept)
+    train(2, kept)
+    train(3, tmp_path / "step=40.ckpt")
+    assert kept.exists()
+
+
+class Failing(Digits):
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.global_step == 5:
+            raise RuntimeError("mine")
+
+
+def test_an_exception_of_the_training_is_not_hidden_by_a_disk_that_is_full(tmp_path, monkeypatch, caplog):
+    def full(self, what, job):
+        def fails():
+            time.sleep(0.3)
+            raise OSError(28, "No space left on device")
+
+        put(self, what, fails)
+
+    put = Line.put
+    monkeypatch.setattr(Line, "put", full)
+    keeper = saves(tmp_path, every_n_epochs=None, every_n_train_steps=5)
+    with pytest.raises(RuntimeError, match="mine"):
+        fit(tmp_path, keeper, DynaQuantCallback(**EXACT), model=Failing, epochs=1)
+    assert "No space left" in caplog.text
+
+
+class Versioned(nn.Linear):
+    """A layer that turns what older versions of it saved around."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        if metadata.get("version", 1) < 2:
+            state[prefix + "weight"] = -state[prefix + "weight"]
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+class Migrates(Digits):
+    def __init__(self):
+        super().__init__()
+        self.net[0] = Versioned(64, 48)
+
+
+def test_versions_of_modules_come_back(tmp_path):
+    model = fit(tmp_path, saves(tmp_path), DynaQuantCallback(**EXACT), model=Migrates, epochs=1)
+    loaded = Migrates.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert loaded.net[0].weight.equal(model.lightning_module.net[0].weight)
+    resumed = fit(
+        tmp_path, DynaQuantCallback(**EXACT), model=Migrates, epochs=1, ckpt_path=tmp_path / "last.ckpt"
+    )
+    assert resumed.lightning_module.net[0].weight.equal(loaded.net[0].weight)
