@@ -6,18 +6,19 @@ longest parameter name that ends a tensor's name, with the same shape, is its ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.quantize.layers import layer_type, layer_types
-from dynaquant_core.state import Owned, bare_name, copies_of
+from dynaquant_core.state import Leaf, Owned, bare_name, copies_of
 from dynaquant_core.store.fisher import Fisher
 
-__all__ = ["buffer_names", "hints_for", "match_names"]
+__all__ = ["buffer_names", "hints_for", "match_names", "stand_in_names"]
 
 
 def hints_for(
@@ -83,6 +84,44 @@ def buffer_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[
     # Parameters take part, so that a longer name of theirs goes before a shorter one of a buffer.
     owners = match_names(tensors, buffers | _shapes(modules))
     return frozenset(name for name, owner in owners.items() if owner in buffers)
+
+
+def stand_in_names(leaves: Iterable[Leaf], model: Any | None) -> frozenset[str]:
+    """Names of tensors that lie beside the model's own in one dictionary and are not the model's.
+
+    Somebody merged, cast or pruned them for the checkpoint.  What is lost of them shows in no measure of the
+    model, so it must be nothing.  A dictionary without any tensor of the model (an average of the weights, a
+    state that was copied whole) is another matter.
+
+    Args:
+        leaves: of a state.
+        model: a module, or name -> module; None: nothing is known.
+
+    Example:
+        >>> import torch
+        >>> from dynaquant_core.state import flatten
+        >>> layer = torch.nn.Linear(2, 2)
+        >>> state = {**layer.state_dict(), "weight": layer.weight.detach() + 1}
+        >>> average = {"weight": torch.ones(2, 2)}
+        >>> sorted(stand_in_names(flatten({"model": state, "average": average}).leaves, layer))
+        ['model.weight']
+    """
+    modules = _modules(model)
+    if modules is None:
+        return frozenset()
+    each = [modules] if isinstance(modules, nn.Module) else list(modules.values())
+    own = {_place(weight) for module in each for weight in module.parameters()} - {None}
+    seen = [leaf for leaf in leaves if leaf.source == "tensor" and not leaf.in_optimizer]
+    beside = {leaf.path[:-1] for leaf in seen if _place(leaf.tensor) in own}
+    kept = {_place(buffer) for module in each for buffer in module.buffers()} | own
+    return frozenset(
+        leaf.name for leaf in seen if leaf.path[:-1] in beside and _place(leaf.tensor) not in kept
+    )
+
+
+def _place(tensor: Tensor) -> int | None:
+    """Where its memory begins; None where it has none of its own to write into."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else None
 
 
 def match_names(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

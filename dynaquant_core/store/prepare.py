@@ -12,7 +12,7 @@ from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.registry import method_for_config
 from dynaquant_core.state import Tree, flatten
-from dynaquant_core.store.hints import buffer_names, hints_for
+from dynaquant_core.store.hints import buffer_names, hints_for, stand_in_names
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import LIMIT
 from dynaquant_core.store.parts import Base, Division, Settings, divide
@@ -73,6 +73,7 @@ def prepare(
     require(type(step) is int and 0 <= step < LIMIT, f"step must be a whole number >= 0, got {step!r}.")
     tree = flatten(state)
     buffers = buffer_names({leaf.name: leaf.tensor for leaf in tree.leaves}, model)
+    buffers |= stand_in_names(tree.leaves, model)
     division = divide(tree, settings, method_for_config(config, settings.weights), buffers)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.errors import DynaQuantError, EvaluationError
 from dynaquant_core.plugins import figures_of
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
-from dynaquant_lightning.tree import LAST, has_moments, to_tree
+from dynaquant_lightning.tree import LAST, has_moments, is_copied, to_tree
 from dynaquant_lightning.validation import Validation
 
 __all__ = ["TrainerCheckpointIO"]
@@ -44,6 +45,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         self._metric = metric
         self._validation: Validation | None = None
         self._unmeasured: str | None = UNTRIED  # why nothing can be measured
+        self._told_of_copies = False
         self._moment = 0  # counts the hooks of training that have run
         self._newest: tuple[str, int] | None = None  # the folder saved last, and when
 
@@ -74,7 +76,8 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         with torch.inference_mode(False):
             self._find_measure()
             run = self.runs.of(moments=has_moments(checkpoint))
-            run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
+            with self._copies_exact(checkpoint):
+                run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
             self._newest = local(path), self._moment
 
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
@@ -96,8 +99,21 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
             return
         if self.trainer.world_size == 1:
             self._find_measure()
-        super().save_folder(checkpoint, path)
+        with self._copies_exact(checkpoint):
+            super().save_folder(checkpoint, path)
         self._newest = path, self._moment
+
+    @contextmanager
+    def _copies_exact(self, checkpoint: Mapping[str, Any]) -> Iterator[None]:
+        """Tells once, and lets training go on, that what a hook has copied was saved exactly."""
+        try:
+            yield
+        except EvaluationError as error:
+            if not is_copied(checkpoint, self.trainer.lightning_module):
+                raise
+            if not self._told_of_copies:
+                logger.warning("no search, as some hook copies what is saved: %s", error)
+            self._told_of_copies = True
 
     def _twin(self, path: Any) -> str | None:
         """The folder saved at this moment, where ``path`` is the "last" of the same ModelCheckpoint."""

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_lightning.paths import local
 
-__all__ = ["LAST", "from_tree", "has_moments", "is_half", "to_tree"]
+__all__ = ["LAST", "from_tree", "has_moments", "is_copied", "is_half", "to_tree"]
 
 #: In the note of a folder that was linked as a ModelCheckpoint's last: its name.  A folder that a user
 #: copied or renamed is nobody's last, and nobody's to remove.
@@ -69,6 +71,14 @@ def from_tree(tree: Any, path: Path | None = None) -> Any:
 def has_moments(checkpoint: Mapping[str, Any]) -> bool:
     """Whether an optimizer's state is in it: with and without are two kinds that share no base."""
     return any(state.get("state") for value in checkpoint.values() for state in _optimizers(value))
+
+
+def is_copied(checkpoint: Mapping[str, Any], module: nn.Module) -> bool:
+    """Whether no tensor of the checkpoint is one of the module's own."""
+    own = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
+    states = [value.values() for value in checkpoint.values() if isinstance(value, Mapping)]
+    tensors = [tensor for state in states for tensor in state if isinstance(tensor, Tensor)]
+    return not any(tensor.untyped_storage().data_ptr() in own for tensor in tensors)
 
 
 def _optimizers(value: Any) -> list[Mapping[str, Any]]:

@@ -4,8 +4,10 @@ import shutil
 import time
 
 import pytest
+from lightning.pytorch.callbacks import ModelPruning
 from torch import nn
 
+from dynaquant_core.plugins import describe, read_tree
 from dynaquant_core.plugins.line import Line
 from dynaquant_lightning import DynaQuantCallback
 from tests.integrations.lightning.kit import EXACT, Digits, fit, saves
@@ -72,3 +74,36 @@ def test_versions_of_modules_come_back(tmp_path):
         tmp_path, DynaQuantCallback(**EXACT), model=Migrates, epochs=1, ckpt_path=tmp_path / "last.ckpt"
     )
     assert resumed.lightning_module.net[0].weight.equal(loaded.net[0].weight)
+
+
+class Merged(Digits):
+    """Saves its matrices as something else than they are while it trains, as merged adapters are."""
+
+    def __init__(self):
+        super().__init__(width=256)
+
+    def on_save_checkpoint(self, checkpoint):
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {
+            name: 2 * value if value.dim() == 2 else value for name, value in state.items()
+        }
+
+
+def test_what_no_measure_can_see_is_kept_as_it_is(tmp_path):
+    run = fit(tmp_path, saves(tmp_path), DynaQuantCallback(threshold=1e-4), model=Merged, epochs=2)
+    info, state = describe(tmp_path / "last.ckpt"), read_tree(tmp_path / "last.ckpt")["state_dict"]
+    assert info.evaluations > 0
+    for layer in (0, 4):
+        assert state[f"net.{layer}.weight"].equal(2 * run.lightning_module.net[layer].weight)
+
+
+def test_a_state_that_is_copied_whole_is_kept_as_it_is_and_training_goes_on(tmp_path, caplog):
+    prune = ModelPruning("l1_unstructured", amount=0.5)
+    run = fit(
+        tmp_path, prune, saves(tmp_path), DynaQuantCallback(), model=lambda: Digits(width=256), epochs=2
+    )
+    assert run.global_step == 40
+    assert caplog.text.count("holds copies of the model's tensors only") == 1
+    weight = read_tree(tmp_path / "last.ckpt")["state_dict"]["net.0.weight"]
+    assert weight.equal(run.lightning_module.net[0].weight)
+    assert (weight == 0).float().mean() > 0.4
