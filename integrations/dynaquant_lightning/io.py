@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import device_of, only_weights, require_ours
 from dynaquant_lightning.runs import Runs
 from dynaquant_lightning.tree import from_tree, has_moments, to_tree
+from dynaquant_lightning.turns import Turns
 
 __all__ = ["DynaQuantCheckpointIO"]
 
@@ -62,6 +64,7 @@ class DynaQuantCheckpointIO(CheckpointIO):
         self.runs = Runs(PluginOptions(**given), self.reported)
         self._native = TorchCheckpointIO()
         self._saves = 0
+        self.turns = Turns()
 
     # -- for Fabric --------------------------------------------------------------------------------
 
@@ -91,6 +94,8 @@ class DynaQuantCheckpointIO(CheckpointIO):
     ) -> None:
         """Saves; when it returns, the live tensors may change, and the folder is on its way.
 
+        A save that a signal's handler asks for in the middle of another follows that one.
+
         Raises:
             ConfigError: the path is not local, or storage options were given.
             DynaQuantError: this save, or the one before it, failed; training may go on.
@@ -102,8 +107,11 @@ class DynaQuantCheckpointIO(CheckpointIO):
         if not self.takes(checkpoint, path):
             self._native.save_checkpoint(checkpoint, path)
             return
+        self.turns.take(partial(self._save_ours, checkpoint, local(path)))
+
+    def _save_ours(self, checkpoint: dict[str, Any], path: str) -> None:
         with torch.inference_mode(False):  # a Trainer also saves from within its validation
-            self.save_folder(checkpoint, local(path))
+            self.save_folder(checkpoint, path)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None

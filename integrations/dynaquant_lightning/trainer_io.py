@@ -71,9 +71,11 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
 
     def choose(self, checkpoint: dict[str, Any], path: Any) -> None:
         """Searches with all ranks; each of them calls it before rank 0 saves."""
-        if self._is_interrupted or not self.takes(checkpoint, path) or self._twin(path) is not None:
+        if self.turns.busy or self._is_interrupted or not self.takes(checkpoint, path):
             return
-        with torch.inference_mode(False):
+        if self._twin(path) is not None:
+            return
+        with torch.inference_mode(False), self.turns.held():
             self._find_measure()
             run = self.runs.of(moments=has_moments(checkpoint))
             with self._copies_exact(checkpoint):

@@ -1,0 +1,65 @@
+"""A signal asks for a checkpoint at any moment, also while a search has a candidate in the model."""
+
+import signal
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch.nn import functional
+
+from dynaquant_core.plugins import describe
+from dynaquant_lightning import DynaQuantCallback, DynaQuantCheckpointIO
+from tests.integrations.lightning.kit import Digits, bits, digits, fit, saves
+
+
+@pytest.fixture
+def on_signal():
+    """Sets what SIGUSR1 does for one test."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, lambda *_: handler())
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_during_a_search_saves_the_model_and_no_candidate(tmp_path, on_signal):
+    class Signalled(Digits):
+        steps = 0
+
+        def validation_step(self, batch, batch_idx):
+            super().validation_step(batch, batch_idx)
+            if self.trainer.validating and self.trainer.global_step == 20:
+                Signalled.steps += 1
+                if (
+                    Signalled.steps == 11
+                ):  # four are validated, one is tried, four measure the model: a candidate
+                    signal.raise_signal(signal.SIGUSR1)
+
+    model = Signalled()
+    on_signal(lambda: model.trainer.save_checkpoint(tmp_path / "asked.ckpt"))
+    keeper = saves(tmp_path, save_on_train_epoch_end=True, save_last=False)
+    fit(tmp_path, keeper, DynaQuantCallback(threshold=0.5), model=model, epochs=1, limit_val_batches=4)
+    saved, asked = (describe(tmp_path / name).quality for name in ("step=20.ckpt", "asked.ckpt"))
+    assert Signalled.steps > 11
+    assert asked["reference"] == saved["reference"]
+
+
+def test_a_loop_of_fabric_can_be_signalled_too(tmp_path, on_signal):
+    io = DynaQuantCheckpointIO(threshold=0.5)
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=[io])
+    model = torch.nn.Linear(64, 10)
+    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters()))
+    state, calls = {"model": model, "optimizer": optimizer, "step": 1}, []
+    images, labels = digits()[1].tensors
+
+    def evaluate():
+        calls.append(bits(model.state_dict()))
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGUSR1)
+        return functional.cross_entropy(model(images), labels)
+
+    on_signal(lambda: fabric.save(tmp_path / "asked.ckpt", state))
+    io.watch(model, optimizer, evaluate=evaluate)
+    fabric.save(tmp_path / "mine.ckpt", state)
+    io.wait()
+    assert calls[1] != calls[0]
+    saved, asked = (describe(tmp_path / name).quality for name in ("mine.ckpt", "asked.ckpt"))
+    assert asked["reference"] == saved["reference"]
