@@ -81,6 +81,7 @@ class PluginRun:
         self._line = Line()
         self._decider = Decider(self._trail, self._watched)
         self._chosen: tuple[int, Any, Chosen] | None = None  # step and state it was made for, and the choice
+        self._failed = False  # whether the last save never came to the line
         self._committed: deque[CheckpointInfo] = deque()
         if not self.enabled:
             logger.warning("%s is set: no checkpoint is saved", DISABLE)
@@ -169,6 +170,7 @@ class PluginRun:
         if not self.enabled:
             return
         started = time.perf_counter()
+        self._failed = True
         try:
             self._settle()  # never two saves in memory, and a delta needs its base
             with told(raises=self._raises):
@@ -196,10 +198,14 @@ class PluginRun:
     def remove(self, folder: str | os.PathLike[str]) -> None:
         """Removes a folder, or a native file, after the saves that are under way.
 
-        It stays, and the log says so, where one of those saves fails: it may be the last whole one.
+        It stays, and the log says so, where one of those saves fails, or the last one failed before it was
+        under way: it may be the last whole one.
         """
         if not self.enabled:
             logger.warning("%s is set: %s is not removed", DISABLE, folder)
+            return
+        if self._failed:
+            logger.warning("%s is not removed, as the save before it failed", folder)
             return
         job = partial(_remove, _local(folder))
         if self._line.idle:
@@ -282,6 +288,7 @@ class PluginRun:
         self._chosen = None  # the job must not keep what refers to the live state
         job = partial(self._commit, sealed, folder, data, note)
         self._line.put(f"the save of step {step} to {folder}", job)
+        self._failed = False
         if error is not None:
             self._line.wait()
             raise error

@@ -83,3 +83,19 @@ def test_where_nothing_is_saved_nothing_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("DYNAQUANT_DISABLE", "1")
     fit(tmp_path, best(tmp_path), DynaQuantCallback(), epochs=2, ckpt_path=tmp_path / "start.ckpt")
     assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["start.ckpt", "step=20.ckpt"]
+
+
+class Spoils(Callback):
+    """From the second save on its state cannot be pickled."""
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        if trainer.global_step > 5:
+            checkpoint["spoilt"] = lambda: None
+
+
+def test_what_a_failed_save_should_replace_stays(tmp_path, caplog):
+    options = {"epochs": 1, "limit_train_batches": 15}
+    fit(tmp_path, Spoils(), best(tmp_path), DynaQuantCallback(on_error="warn", **EXACT), **options)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["step=5.ckpt"]
+    assert describe(tmp_path / "step=5.ckpt").step == 5
+    assert "step=5.ckpt is not removed, as the save before it failed" in caplog.text
