@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ __all__ = ["Trial"]
 class Trial:
     """Evaluates candidates in the live tensors; every measurement leaves them as they were, bit for bit.
 
-    A Ctrl-C does not change that, wherever it lands: it is raised when the tensors are back.
+    A Ctrl-C does not change that, wherever it lands: it is raised when the tensors are back.  A save between
+    a forward pass and its backward pass leaves both as they are.
     There is one copy of the tensors while the context is open, on the CPU for those of a device, whose memory
     may be full.
 
@@ -88,4 +90,13 @@ class Trial:
     def _put(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         with torch.no_grad():
             for name, tensor in tensors:
-                write(self._live[name], tensor)
+                with _unnoticed(self._live[name]):
+                    write(self._live[name], tensor)
+
+
+def _unnoticed(tensor: Tensor) -> AbstractContextManager[None]:
+    """Lets autograd think that nobody wrote: a backward pass that is due finds what its forward pass used."""
+    if tensor.is_inference():
+        return nullcontext()
+    keeping: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(tensor)
+    return keeping

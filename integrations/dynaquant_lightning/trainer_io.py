@@ -46,13 +46,14 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         self._validation: Validation | None = None
         self._unmeasured: str | None = UNTRIED  # why nothing can be measured
         self._told_of_copies = False
+        self._over = True  # nothing waits for saves: training has not begun, or has ended
         self._moment = 0  # counts the hooks of training that have run
         self._newest: tuple[str, int] | None = None  # the folder saved last, and when
 
     def begin_training(self) -> None:
         """Tells that the Trainer's model, optimizers and data are ready."""
         self._validation = Validation(self.trainer, self._metric) if self._measures else None
-        self._unmeasured = UNTRIED
+        self._unmeasured, self._over = UNTRIED, False
         self._watch()
 
     def _watch(self) -> None:
@@ -150,12 +151,13 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
     def _must_wait(self, path: str) -> bool:
         """Whether nothing would wait for this save, or somebody looks at the folder at once."""
         state = self.trainer.state
-        running = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
+        running = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING and not self._over
         linked = any(getattr(one, "save_last", None) == "link" for one in self.trainer.checkpoint_callbacks)
         return not running or linked or Path(path).name.startswith("hpc_ckpt_")
 
     def teardown(self) -> None:
         """Waits for everything that is being written; an error of the training's own is never hidden."""
+        self._over = True
         try:
             super().teardown()
         except DynaQuantError as error:

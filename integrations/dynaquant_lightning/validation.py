@@ -161,7 +161,8 @@ def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for buffer, value in before:
-            buffer.copy_(value)
+            if not torch.equal(buffer, value):  # a backward pass that is due may need it unwritten
+                buffer.copy_(value)
 
 
 def _told(error: Exception) -> str:

@@ -1,15 +1,18 @@
-"""A signal asks for a checkpoint at any moment, also while a search has a candidate in the model."""
+"""A checkpoint may be asked for at any moment: by a signal during a search, by a hook before or after all."""
 
 import signal
+import time
 
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch import Callback
 from torch.nn import functional
 
-from dynaquant_core.plugins import describe
+from dynaquant_core.plugins import describe, is_checkpoint
+from dynaquant_core.plugins.line import Line
 from dynaquant_lightning import DynaQuantCallback, DynaQuantCheckpointIO
-from tests.integrations.lightning.kit import Digits, bits, digits, fit, saves
+from tests.integrations.lightning.kit import EXACT, Digits, bits, digits, everything, fit, saves
 
 
 @pytest.fixture
@@ -63,3 +66,40 @@ def test_a_loop_of_fabric_can_be_signalled_too(tmp_path, on_signal):
     assert calls[1] != calls[0]
     saved, asked = (describe(tmp_path / name).quality for name in ("mine.ckpt", "asked.ckpt"))
     assert asked["reference"] == saved["reference"]
+
+
+def test_a_save_between_a_forward_pass_and_its_backward_pass_leaves_both(tmp_path):
+    class Turned(Digits):
+        """Its buffer is a factor, so the backward pass needs it as it was."""
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.linspace(0.5, 1.5, 64))
+
+        def forward(self, x):
+            return super().forward((x + self.net[0].bias.mean()) * self.table)
+
+    class Asks(Callback):
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            if trainer.global_step == 3:
+                trainer.save_checkpoint(tmp_path / "asked.ckpt")
+
+    ours = fit(tmp_path, Asks(), DynaQuantCallback(threshold=0.5), model=Turned, epochs=1)
+    assert describe(tmp_path / "asked.ckpt").evaluations > 1
+    assert everything(ours) == everything(fit(tmp_path / "plain", model=Turned, epochs=1))
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_fit_end", "teardown"])
+def test_a_save_before_or_after_the_training_is_there_when_it_returns(tmp_path, monkeypatch, hook):
+    put = Line.put
+    monkeypatch.setattr(
+        Line, "put", lambda self, what, job: put(self, what, lambda: (time.sleep(0.3), job()))
+    )
+    found = []
+
+    def save(self, trainer, *_, **__):
+        trainer.save_checkpoint(tmp_path / "asked.ckpt")
+        found.append(is_checkpoint(tmp_path / "asked.ckpt"))
+
+    fit(tmp_path, DynaQuantCallback(**EXACT), type("Asks", (Callback,), {hook: save})(), epochs=1)
+    assert found == [True]
