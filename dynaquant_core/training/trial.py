@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.training.evaluation import Evaluation
@@ -98,5 +99,5 @@ def _unnoticed(tensor: Tensor) -> AbstractContextManager[None]:
     """Lets autograd think that nobody wrote: a backward pass that is due finds what its forward pass used."""
     if tensor.is_inference():
         return nullcontext()
-    keeping: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(tensor)
+    keeping: AbstractContextManager[None] = _unsafe_preserve_version_counter(tensor)
     return keeping
