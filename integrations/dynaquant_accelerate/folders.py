@@ -77,14 +77,14 @@ def newest(folder: str | os.PathLike[str]) -> str | None:
 
 
 def number_of(folder: Path) -> int | None:
-    """The last number in a folder's name, by which Accelerate orders checkpoints.
+    """The first number in a folder's name, by which Accelerate orders checkpoints.
 
     Example:
-        >>> number_of(Path("checkpoints/checkpoint_12")), number_of(Path("checkpoints/final"))
+        >>> number_of(Path("checkpoints/checkpoint_12_of_90")), number_of(Path("checkpoints/final"))
         (12, None)
     """
-    found = re.findall(r"\d+", folder.name)
-    return int(found[-1]) if found else None
+    found = re.search(r"[0-9]+", folder.name)
+    return int(found[0]) if found else None
 
 
 def _is_whole(folder: Path) -> bool:

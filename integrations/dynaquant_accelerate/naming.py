@@ -11,10 +11,13 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from dynaquant_accelerate.folders import is_unfinished, newest, number_of
+from dynaquant_core.config import require
 from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.plugins import PluginRun
 
 __all__ = ["Naming"]
+
+NO_FOLDER = "load_state: give the folder of a checkpoint, as automatic_checkpoint_naming is off."
 
 
 class Naming:
@@ -47,9 +50,11 @@ class Naming:
 
         Raises:
             EmptyStoreError: automatic naming, and nothing there that is whole.
+            ConfigError: no folder was given and Accelerate names none.
         """
         if given is not None:
             return Path(given).expanduser()
+        require(self.automatic, NO_FOLDER)
         found = self.newest()
         if found is None:
             raise EmptyStoreError(
@@ -72,7 +77,7 @@ class Naming:
         limit = self._accelerator.project_configuration.total_limit
         if not self.automatic or limit is None:
             return
-        inside = [path for path in self.parent.iterdir() if number_of(path) is not None]
+        inside = [path for path in self.parent.iterdir() if path.is_dir() and number_of(path) is not None]
         for folder in sorted(inside, key=lambda path: number_of(path) or 0)[: -max(1, limit)]:
             run.remove(folder)
 
