@@ -31,7 +31,7 @@ def install(
     """Makes this accelerator's ``save_state`` and ``load_state`` write and read DynaQuant checkpoints.
 
     Only this object is changed: another accelerator, and the classes, stay as they are.  Calling it again
-    replaces the options.
+    replaces the options; steps go on.
 
     Args:
         accelerator: after ``prepare``.
@@ -72,4 +72,4 @@ def install(
     before = vars(accelerator).get(PLACE)
     if before is not None:
         before.close()
-    return Installed(accelerator, options, every)
+    return Installed(accelerator, options, every, done=0 if before is None else before.step)

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from dynaquant_accelerate.shadows import STUB
 from dynaquant_core.plugins import is_checkpoint
 
-__all__ = ["SIGN", "InstallFirst", "is_unfinished", "newest", "number_of", "put_sign"]
+__all__ = [
+    "SIGN",
+    "InstallFirst",
+    "is_native",
+    "is_sign",
+    "is_unfinished",
+    "newest",
+    "number_of",
+    "put_sign",
+    "weights_in",
+]
 
 #: Stands where Accelerate looks for weights; not one of ours reads it.
 SIGN: Final = "pytorch_model.bin"
@@ -19,10 +31,13 @@ SIGN: Final = "pytorch_model.bin"
 #: Names under which Accelerate writes the weights of each model.
 _WEIGHTS: Final = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
 
+#: Where Accelerate keeps the first optimizer; `STUB` in a checkpoint of ours.
+_OPTIMIZER: Final = "optimizer.bin"
+
 #: Where Accelerate keeps random streams, the last of its files that every checkpoint has.
 _STREAMS: Final = "random_states_0.pkl"
 
-#: Larger files are weights, not signs.
+#: Larger files are weights and optimizers, not signs and stubs.
 _SIGN_BYTES: Final = 16384
 
 
@@ -34,12 +49,41 @@ class InstallFirst:
     """
 
 
-def put_sign(folder: Path) -> None:
-    """Writes `SIGN` into a folder of ours; native weights of an earlier save there would pass for ours."""
-    for path in folder.iterdir():
-        if _WEIGHTS.fullmatch(path.name):
+def weights_in(folder: Path) -> dict[Path, Any]:
+    """The files that Accelerate takes for weights, and what tells that they were written again.
+
+    Example:
+        >>> weights_in(Path("no such folder"))
+        {}
+    """
+    inside = folder.iterdir() if folder.is_dir() else ()
+    return {path: _identity(path) for path in inside if _WEIGHTS.fullmatch(path.name)}
+
+
+def put_sign(folder: Path, stale: Mapping[Path, Any]) -> None:
+    """Writes `SIGN` into a folder of ours.
+
+    Args:
+        folder: that is being saved into.
+        stale: its `weights_in` before the save; as they would pass for ours, they go, but not those that a
+            hook of the user has written since.
+    """
+    for path, before in stale.items():
+        if path.exists() and _identity(path) == before:
             path.unlink()
-    torch.save(InstallFirst(), folder / SIGN)
+    if not (folder / SIGN).exists():
+        torch.save(InstallFirst(), folder / SIGN)
+
+
+def is_sign(path: Path) -> bool:
+    """Whether a file is our `SIGN`, and not weights under that name."""
+    return _says(path, InstallFirst.__name__)
+
+
+def is_native(folder: Path) -> bool:
+    """Whether the save into a folder that ended last was Accelerate's own: the optimizer is there itself."""
+    optimizer = folder / _OPTIMIZER
+    return optimizer.is_file() and not _says(optimizer, STUB["dynaquant"])
 
 
 def is_unfinished(folder: Path) -> bool:
@@ -49,10 +93,9 @@ def is_unfinished(folder: Path) -> bool:
         >>> is_unfinished(Path("no such folder"))
         False
     """
-    sign = folder / SIGN
-    if is_checkpoint(folder) or not sign.is_file() or sign.stat().st_size > _SIGN_BYTES:
+    if is_checkpoint(folder) or is_native(folder):
         return False
-    return InstallFirst.__name__.encode() in sign.read_bytes()
+    return (folder / _OPTIMIZER).is_file() or is_sign(folder / SIGN)
 
 
 def newest(folder: str | os.PathLike[str]) -> str | None:
@@ -85,6 +128,16 @@ def number_of(folder: Path) -> int | None:
     """
     found = re.search(r"[0-9]+", folder.name)
     return int(found[0]) if found else None
+
+
+def _says(path: Path, text: str) -> bool:
+    small = path.is_file() and path.stat().st_size <= _SIGN_BYTES
+    return small and text.encode() in path.read_bytes()
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _is_whole(folder: Path) -> bool:

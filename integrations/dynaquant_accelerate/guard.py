@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import accelerate
 
-from dynaquant_accelerate.folders import is_unfinished
+from dynaquant_accelerate.folders import is_native, is_unfinished
 from dynaquant_core.errors import ConfigError, DependencyError, NotAStoreError
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.marker import Marker
@@ -63,7 +63,7 @@ def require_ours(folder: Path) -> bool:
     Raises:
         NotAStoreError: it is another framework's, or the save into it was never finished.
     """
-    if is_checkpoint(folder):
+    if is_checkpoint(folder) and not is_native(folder):
         framework = Marker.read(folder).framework
         if framework != "accelerate":
             raise NotAStoreError(

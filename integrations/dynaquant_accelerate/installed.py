@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from dynaquant_accelerate.folders import put_sign
+from dynaquant_accelerate.folders import is_sign, put_sign, weights_in
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
 from dynaquant_accelerate.naming import Naming
@@ -32,15 +33,16 @@ class Installed:
         accelerator: after ``prepare``.
         options: how checkpoints are made.
         every: optimizer steps between saves, or None.
+        done: optimizer steps completed so far.
     """
 
-    def __init__(self, accelerator: Any, options: PluginOptions, every: int | None) -> None:
+    def __init__(self, accelerator: Any, options: PluginOptions, every: int | None, done: int = 0) -> None:
         self._accelerator, self._naming = accelerator, Naming(accelerator)
         self._run = PluginRun(options, framework="accelerate", report=self._report)
         modules = modules_of(accelerator, accelerator._models)
         watched = modules if len(modules) > 1 else modules["model_0"]
         self._run.watch(watched, inner_optimizers(accelerator))
-        self._steps = Steps(inner_optimizers(accelerator)[0], every, self._run.look_ahead)
+        self._steps = Steps(inner_optimizers(accelerator)[0], every, self._run.look_ahead, done)
         self._save, self._load = accelerator.save_state, accelerator.load_state
         self._end = accelerator.end_training
         accelerator.save_state, accelerator.load_state = self.save_state, self.load_state
@@ -86,7 +88,9 @@ class Installed:
         self._steps.saved()
         return place
 
-    def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def load_state(
+        self, input_dir: str | None = None, load_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """As ``Accelerator.load_state``; native checkpoints are loaded natively.
 
         Raises:
@@ -97,11 +101,12 @@ class Installed:
         self._run.wait()
         folder = self._naming.folder(input_dir)
         if require_ours(folder):
-            hook = _registered(self._accelerator.register_load_state_pre_hook, self._give_weights)
+            give = partial(self._give_weights, (load_kwargs or {}).get("weights_only", True))
+            hook = _registered(self._accelerator.register_load_state_pre_hook, give)
             with ignoring_stubs(self._held()), hook:
-                self._load(str(folder), *args, **kwargs)
+                self._load(str(folder), load_kwargs, **kwargs)
         else:
-            self._load(str(folder), *args, **kwargs)
+            self._load(str(folder), load_kwargs, **kwargs)
             self._steps.restored(steps_of(inner_optimizers(self._accelerator)))
         self._naming.go_on_after(folder)
 
@@ -118,28 +123,33 @@ class Installed:
             last.callback(self._run.close)
             self._steps.close()
 
-    def _save_the_rest(self, *args: Any, **kwargs: Any) -> tuple[Any, list[nn.Module]]:
+    def _save_the_rest(self, output_dir: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[nn.Module]]:
         """Lets Accelerate write everything but weights and optimizers.
 
         Returns:
             The folder, and the models whose weights no hook of the user has kept to itself.
         """
         models: list[nn.Module] = []
+        stale = {} if output_dir is None else weights_in(Path(output_dir))
 
         def take_weights(all_models: list[nn.Module], weights: list[Any], folder: str) -> None:
             models.extend(whose(weights, all_models))
             weights.clear()
             if self._accelerator.is_main_process:
-                put_sign(Path(folder))
+                put_sign(Path(folder), stale)
 
         hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
         with self._naming.nothing_goes(), giving_stubs(self._held()), hook:
-            return self._save(*args, **kwargs), models
+            return self._save(output_dir, *args, **kwargs), models
 
-    def _give_weights(self, models: list[nn.Module], folder: str) -> None:
-        tree = self._run.load(folder)
-        put_back(self._accelerator, models, tree)
-        models.clear()
+    def _give_weights(self, weights_only: bool, models: list[nn.Module], folder: str) -> None:
+        tree = self._run.load(folder, weights_only=weights_only)
+        own = [path for path in weights_in(Path(folder)) if not is_sign(path)]
+        if tree["model"] or not own:
+            put_back(self._accelerator, models, tree)
+            models.clear()
+        else:  # a hook of the user has written all weights under Accelerate's own names
+            put_back(self._accelerator, [], tree)
         self._steps.restored(tree["step"])
 
     def _held(self) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ __all__ = ["modules_of", "put_back", "state_of"]
 
 #: Names listed in an error before the rest is only counted.
 SHOWN = 5
+
+#: What a checkpoint calls one of several modules.
+NAMED = re.compile(r"(model|average)_\d+")
 
 
 def modules_of(accelerator: Any, models: Sequence[nn.Module]) -> dict[str, nn.Module]:
@@ -48,9 +52,10 @@ def put_back(accelerator: Any, models: Sequence[nn.Module], tree: Mapping[str, A
     Raises:
         StateMismatchError: it was saved of others; names them; nothing was changed.
     """
-    modules, optimizers = modules_of(accelerator, models), inner_optimizers(accelerator)
-    stored = {next(iter(modules)): tree["model"]} if len(modules) == 1 else tree["model"]
-    found = _other_names("models", modules, stored)
+    modules, optimizers = _with_state(modules_of(accelerator, models)), inner_optimizers(accelerator)
+    prepared = _with_state(modules_of(accelerator, accelerator._models))
+    stored = _by_name(tree["model"], modules or prepared)
+    found = _other_names(modules, prepared, stored)
     for name in modules if not found else ():
         found += _differences(
             f"{name}: " if len(modules) > 1 else "", modules[name].state_dict(), stored[name]
@@ -72,11 +77,31 @@ def _alone(states: dict[str, Any]) -> Any:
     return next(iter(states.values())) if len(states) == 1 else states
 
 
-def _other_names(what: str, live: Iterable[str], stored: Mapping[str, Any]) -> list[str]:
-    if list(live) == list(stored):
+def _with_state(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those that have something to save: a loss that was prepared too has nothing."""
+    return {name: module for name, module in modules.items() if module.state_dict()}
+
+
+def _by_name(stored: Mapping[str, Any], live: Iterable[str]) -> dict[str, Any]:
+    """The stored states by module; one that stands alone has the name of the only one here."""
+    if all(NAMED.fullmatch(str(name)) and isinstance(state, Mapping) for name, state in stored.items()):
+        return {name: state for name, state in stored.items() if state}
+    names = list(live)
+    return {names[0] if len(names) == 1 else "one alone": stored}
+
+
+def _other_names(wanted: Iterable[str], prepared: Iterable[str], stored: Mapping[str, Any]) -> list[str]:
+    """A phrase where a model has no state in the checkpoint, or a state no model here.
+
+    Args:
+        wanted: models that no hook of the user has taken out.
+        prepared: all of them.
+        stored: what is in the checkpoint.
+    """
+    if set(wanted) <= set(stored) <= set(prepared):
         return []
-    here, there = ", ".join(live) or "none", ", ".join(map(str, list(stored)[:SHOWN])) or "none"
-    return [f"the {what} here are {here} and those in the checkpoint {there}"]
+    here, there = ", ".join(prepared) or "none", ", ".join(list(stored)[:SHOWN]) or "none"
+    return [f"the models here are {here} and those in the checkpoint {there}"]
 
 
 def _differences(prefix: str, live: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dynaquant_accelerate.folders import SIGN
+from dynaquant_accelerate.folders import SIGN, is_sign
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.shadows import STUB
 from dynaquant_core.errors import NotAStoreError, StateMismatchError, StorageError, UnsafePathError
@@ -67,9 +67,9 @@ def export(
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _ours(_: str, names: list[str]) -> set[str]:
+def _ours(folder: str, names: list[str]) -> set[str]:
     begins, ends = (".dynaquant", "rest.pt", "rest-1.pt"), (".dq",)
-    known = {MARKER, SIGN}
+    known = {MARKER} | ({SIGN} if is_sign(Path(folder, SIGN)) else set())
     return {name for name in names if name in known or name.startswith(begins) or name.endswith(ends)}
 
 

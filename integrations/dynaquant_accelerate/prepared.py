@@ -37,9 +37,23 @@ def inner_optimizers(accelerator: Any) -> list[Optimizer]:
 
 
 def whose(states: Iterable[dict[str, Any]], models: Sequence[nn.Module]) -> list[nn.Module]:
-    """The models whose ``state_dict`` these are: the others were taken out by another hook."""
-    found = {address for state in states for address in _addresses(state)}
-    return [model for model in models if not _addresses(model.state_dict()).isdisjoint(found)]
+    """The models whose ``state_dict`` these are: the others were taken out by another hook.
+
+    A state of copies, which a hook has made of another precision, goes by its names.
+    """
+    listed = list(states)
+    found = {address for state in listed for address in _addresses(state)}
+    own = [model.state_dict() for model in models]
+    known = {address for state in own for address in _addresses(state)}
+    copies = [set(state) for state in listed if state and known.isdisjoint(_addresses(state))]
+    there = []
+    for model, state in zip(models, own, strict=True):
+        if not _addresses(state).isdisjoint(found):
+            there.append(model)
+        elif state and set(state) in copies:
+            copies.remove(set(state))
+            there.append(model)
+    return there
 
 
 def _addresses(state: dict[str, Any]) -> set[int]:

@@ -21,15 +21,20 @@ class Steps:
         optimizer: whose steps count; a step that a gradient scaler skips is none.
         every: optimizer steps between saves, or None.
         look_ahead: told after every step how many are left; None where nobody knows.
+        done: steps completed so far.
 
     Attributes:
         done: completed steps.
     """
 
     def __init__(
-        self, optimizer: Optimizer, every: int | None, look_ahead: Callable[[int | None], None]
+        self,
+        optimizer: Optimizer,
+        every: int | None,
+        look_ahead: Callable[[int | None], None],
+        done: int = 0,
     ) -> None:
-        self.done = 0
+        self.done = done
         self._every = every
         self._look_ahead = look_ahead
         self._saves: list[int] = []

@@ -1,0 +1,98 @@
+"""What a user's hooks, models and arguments do to a checkpoint natively, they do to one of ours."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dynaquant_accelerate import export, install, newest
+from tests.integrations.accelerate.conftest import forget
+from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, everything, resume, train
+
+
+def saved(bench):
+    train(bench, EPOCH, save_every=EPOCH).ours.wait()
+    return bench
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_a_hook_writes_under_accelerates_own_name_stay(tmp_path, name):
+    def write(models, weights, folder):
+        state = weights.pop()
+        (torch.save if name.endswith("bin") else save_file)(state, f"{folder}/{name}")
+
+    bench = build(tmp_path, options=EXACT)
+    bench.accelerator.register_save_state_pre_hook(write)
+    saved(bench)
+    again = resume(build(tmp_path, seed=3, options=EXACT))  # Accelerate itself knows the name
+    assert everything(again) == everything(bench)
+    export(None, tmp_path / "native", newest(tmp_path / "checkpoints"))
+    forget()
+    plain = build(tmp_path, ours=False, seed=3)
+    plain.accelerator.load_state(str(tmp_path / "native"))
+    assert bits(plain.model.state_dict()) == bits(bench.model.state_dict())
+
+
+def test_weights_that_a_hook_has_copied_in_another_precision_are_saved(tmp_path):
+    def shorten(models, weights, folder):
+        weights[0] = {name: value.bfloat16() for name, value in weights[0].items()}
+
+    bench = build(tmp_path, options=EXACT)
+    bench.accelerator.register_save_state_pre_hook(shorten)
+    saved(bench)
+    assert everything(resume(build(tmp_path, seed=3, options=EXACT))) == everything(bench)
+
+
+def test_a_hook_that_loads_by_itself_what_was_saved_all_the_same(tmp_path):
+    bench = saved(build(tmp_path, options=EXACT))
+    again = build(tmp_path, seed=3, options=EXACT)
+    before = bits(again.model.state_dict())
+    again.accelerator.register_load_state_pre_hook(lambda models, folder: models.clear())
+    again.accelerator.load_state()
+    assert bits(again.model.state_dict()) == before
+    assert bits(again.optimizer.state_dict()) == bits(bench.optimizer.state_dict())
+
+
+def test_a_prepared_loss_has_nothing_to_save(tmp_path):
+    def with_loss(**options):
+        bench = build(tmp_path, ours=False, **options)
+        bench.accelerator.prepare(nn.CrossEntropyLoss())
+        bench.ours = install(bench.accelerator, **EXACT)
+        return bench
+
+    bench = saved(with_loss())
+    assert everything(resume(with_loss(seed=3))) == everything(bench)
+
+
+def test_a_native_save_over_a_checkpoint_of_ours_is_the_newer_one(tmp_path):
+    bench = train(build(tmp_path, options=EXACT), EPOCH)
+    bench.accelerator.project_configuration.automatic_checkpoint_naming = False
+    bench.accelerator.save_state(str(tmp_path / "latest"))
+    bench.ours.close()
+    train(bench, 2 * EPOCH)
+    bench.accelerator.save_state(str(tmp_path / "latest"))
+    again = build(tmp_path, seed=3, options=EXACT)
+    again.accelerator.load_state(str(tmp_path / "latest"))
+    assert bits(again.model.state_dict()) == bits(bench.model.state_dict())
+    assert bits(again.optimizer.state_dict()) == bits(bench.optimizer.state_dict())
+
+
+def test_an_optimizer_with_objects_of_any_class_loads_where_the_user_trusts_them(tmp_path):
+    def odd(**options):
+        bench = build(tmp_path, options=EXACT, **options)
+        bench.optimizer.param_groups[0]["share"] = Fraction(1, 3)
+        return bench
+
+    bench = saved(odd())
+    again = odd(seed=3)
+    again.accelerator.load_state(load_kwargs={"weights_only": False})
+    assert bits(again.optimizer.state_dict()) == bits(bench.optimizer.state_dict())
+
+
+def test_installing_again_goes_on_counting(tmp_path):
+    bench = saved(build(tmp_path, options=EXACT))
+    bench.ours = install(bench.accelerator, **EXACT, threshold=0.001)
+    assert bench.ours.step == EPOCH
+    assert train(bench, 2 * EPOCH, save_every=EPOCH).ours.wait().step == 2 * EPOCH
