@@ -99,7 +99,7 @@ class DynaQuantCallback(TrainerCallback):
     def on_log(self, *_: Any, **told: Any) -> None:
         """The Trainer's last line comes before it looks for the best and for superfluous checkpoints."""
         if self.session is not None and "train_runtime" in (told.get("logs") or {}):
-            self.session.settle()
+            self.session.log_ends()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Everything that was begun is committed."""

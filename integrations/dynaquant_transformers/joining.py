@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 
 from dynaquant_core.errors import CorruptFileError, NotAStoreError, StorageError
-from dynaquant_core.plugins import is_checkpoint
-from dynaquant_transformers.native import ADAPTER_WEIGHTS, DEFAULT, WEIGHTS, told
+from dynaquant_transformers.native import ADAPTER_WEIGHTS, DEFAULT, WEIGHTS, is_ours, told
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.weights import ADAPTERS, MODEL
 
@@ -36,7 +35,7 @@ def importer(path: str | Path) -> tuple[int, dict[str, Any]]:
         CorruptFileError, StorageError: a file of it cannot be read.
     """
     source = Path(path)
-    if is_checkpoint(source):
+    if is_ours(source):
         raise NotAStoreError(f"{str(source)!r} is a DynaQuant checkpoint already; use it as it is.")
     tree = _native_weights(source)
     if (source / OPTIMIZER_NAME).is_file():

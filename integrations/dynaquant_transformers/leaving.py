@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,19 +15,13 @@ from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_transformers.native import ADAPTER_WEIGHTS, DEFAULT, WEIGHTS, told
+from dynaquant_transformers.native import DEFAULT, STATE_FILES, told
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.weights import ADAPTERS, MODEL
 
 __all__ = ["export"]
 
 logger = logging.getLogger(__name__)
-
-#: What is not copied beside exported weights: other weights, and what this package wrote.
-_LEFT_OUT = re.compile(
-    "|".join([*map(re.escape, (*WEIGHTS, *ADAPTER_WEIGHTS, OPTIMIZER_NAME))])
-    + r"|.*-\d{5}-of-\d{5}\.\w+|.*\.dq|rest(-1)?\.pt|\.?dynaquant\..*"
-)
 
 
 def export(tree: Any, path: str | Path, source: str | Path | None = None) -> None:
@@ -85,7 +78,7 @@ def _writing(path: Path) -> Iterator[Path]:
 
 def _copy_others(source: Path, target: Path) -> None:
     """Copies what is neither weights nor optimizer nor ours; the Trainer's state last, as it does."""
-    files = [file for file in source.rglob("*") if file.is_file() and not _LEFT_OUT.fullmatch(file.name)]
+    files = [file for file in source.rglob("*") if file.is_file() and not STATE_FILES.fullmatch(file.name)]
     for file in sorted(files, key=lambda file: (file.name == TRAINER_STATE_NAME, file)):
         with _writing(target / file.relative_to(source)) as copy:
             shutil.copyfile(file, copy)

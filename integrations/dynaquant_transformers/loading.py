@@ -18,8 +18,9 @@ from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.plugins import describe, is_checkpoint, read_tree
+from dynaquant_core.plugins import describe, read_tree
 from dynaquant_transformers.callback import session_of
+from dynaquant_transformers.native import is_ours
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.support import require_own
 from dynaquant_transformers.weights import part_of, put_weights
@@ -38,7 +39,7 @@ def load_from_checkpoint(
     trainer: Trainer, native: Method, resume_from_checkpoint: Any, model: nn.Module | None = None
 ) -> None:
     """``_load_from_checkpoint``: the weights; the optimizer's state is read with them and waits."""
-    if not is_checkpoint(resume_from_checkpoint):
+    if not is_ours(resume_from_checkpoint):
         native(resume_from_checkpoint, model)
         return
     folder = Path(resume_from_checkpoint)
@@ -52,7 +53,7 @@ def load_from_checkpoint(
 
 def load_optimizer_and_scheduler(trainer: Trainer, native: Method, checkpoint: Any) -> None:
     """``_load_optimizer_and_scheduler``: nothing where only the model was saved, as natively."""
-    if not is_checkpoint(checkpoint):
+    if not is_ours(checkpoint):
         native(checkpoint)
         return
     folder = Path(checkpoint)
@@ -82,7 +83,7 @@ def load_best_model(trainer: Trainer, native: Method) -> None:
         session.settle()
         trainer.accelerator.wait_for_everyone()
     best = trainer.state.best_model_checkpoint
-    if not is_checkpoint(best):
+    if not is_ours(best):
         native()
         return
     folder = Path(best)

@@ -22,6 +22,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from dynaquant_core.errors import DynaQuantError, EmptyStoreError
 from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins.marker import Marker
+from dynaquant_transformers.native import STATE_FILES, is_ours
 
 __all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole"]
 
@@ -29,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 #: Folder of checkpoints in the making; who looks for checkpoints passes over hidden folders.
 MAKING: Final = ".dynaquant"
+
+#: What the Trainer puts into the folder of a checkpoint that it makes on SIGTERM, until it is whole.
+INCOMPLETE: Final = "checkpoint-is-incomplete.txt"
 
 _NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
@@ -38,7 +43,7 @@ class Place:
     """The folders of one checkpoint.
 
     Args:
-        output: the folder in which the Trainer keeps its checkpoints.
+        output: the folder in which the Trainer keeps its checkpoints; absolute, as a script may go elsewhere.
         step: completed optimizer steps.
     """
 
@@ -65,7 +70,9 @@ class Place:
         shutil.rmtree(self.workshop, ignore_errors=True)
 
     def publish(self) -> bool:
-        """Gives the checkpoint its name if it is whole; what had the name before goes.
+        """Gives the checkpoint its name if it is whole; of what had the name before, the state goes.
+
+        What others put there, which is neither weights nor optimizer, stays beside it as it would natively.
 
         Returns:
             Whether it is whole.
@@ -73,22 +80,30 @@ class Place:
         if not is_checkpoint(self.making):
             return False
         new, old = self.workshop / "new", self.workshop / "old"
+        if old.exists() and not os.path.lexists(self.final):
+            old.rename(self.final)  # a process has died between the two renames below
         for rubbish in (new, old):
             shutil.rmtree(rubbish, ignore_errors=True)
         named = _linked(self.making, new)
-        if self.final.exists():
+        _bring_along(self.final, named)
+        if os.path.lexists(self.final):
             self.final.rename(old)
         named.rename(self.final)
         shutil.rmtree(old, ignore_errors=True)
         return True
 
-    def name_best(self, state: TrainerState) -> None:
-        """Tells the Trainer's state the final name of the best checkpoint, this one or one that is there."""
+    def name_best(self, state: TrainerState, output: str) -> None:
+        """Tells the Trainer's state the final name of the best checkpoint, this one or one that is there.
+
+        Args:
+            state: of the Trainer.
+            output: how the Trainer calls the folder.
+        """
         if not state.best_global_step:
             return
         best = Place(self.output, state.best_global_step)
         if best.making.exists() or best.final.exists():
-            state.best_model_checkpoint = str(best.final)
+            state.best_model_checkpoint = str(Path(output, best.final.name))
 
 
 def finish_leftovers(output: Path) -> None:
@@ -96,14 +111,17 @@ def finish_leftovers(output: Path) -> None:
     shop = output / MAKING
     for folder in shop.iterdir() if shop.is_dir() else ():
         place = Place(output, int(folder.name)) if folder.name.isdecimal() else None
-        if place is not None and not is_checkpoint(place.final) and place.publish():
+        if place is not None and not _is_named(place) and place.publish():
             logger.warning("%s was committed by a process that ended before it had its name", place.final)
     clear_workshop(output)
 
 
 def clear_workshop(output: Path) -> None:
-    """Removes the folder of checkpoints in the making, and all that is in it."""
-    shutil.rmtree(output / MAKING, ignore_errors=True)
+    """Removes checkpoints in the making; the lock of who makes them stays."""
+    shop = output / MAKING
+    for folder in shop.iterdir() if shop.is_dir() else ():
+        if folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def newest_whole(output: Path, read: Callable[[Path], object]) -> Path | None:
@@ -133,7 +151,7 @@ def _damage(folder: Path, read: Callable[[Path], object]) -> str | None:
     """Why a checkpoint cannot be read; None for a whole one."""
     if not (folder / TRAINER_STATE_NAME).is_file():  # the last thing that the Trainer writes
         return f"{folder.name} has no {TRAINER_STATE_NAME}, its save was interrupted"
-    if not is_checkpoint(folder):
+    if not is_ours(folder):
         return None  # a native one: what it holds is the Trainer's to judge
     try:
         read(folder)
@@ -148,6 +166,25 @@ def _numbered(output: Path) -> Iterator[tuple[int, Path]]:
         found = _NUMBERED.fullmatch(folder.name)
         if found and folder.is_dir():
             yield int(found[1]), folder
+
+
+def _is_named(place: Place) -> bool:
+    """Whether the checkpoint that was made there has its name already."""
+    try:
+        return Marker.read(place.final).link == Marker.read(place.making).link
+    except DynaQuantError:
+        return False
+
+
+def _bring_along(old: Path, new: Path) -> None:
+    """Puts into ``new`` what others have put into ``old``; no file that ``new`` has, and no state."""
+    for file in old.rglob("*") if old.is_dir() else ():
+        target = new / file.relative_to(old)
+        passed = STATE_FILES.fullmatch(file.name) or file.name == INCOMPLETE
+        if passed or file.is_dir() or os.path.lexists(target):
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target, follow_symlinks=False)
 
 
 def _linked(source: Path, target: Path) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
 from dynaquant_core import CheckpointInfo
+from dynaquant_core.errors import StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
 from dynaquant_transformers.places import Place, newest_whole
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 #: Key of the optimizer's state in a checkpoint's tree.
 OPTIMIZER = "optimizer"
+
+#: What torch.save says where the system refused to write.
+TORCH_WRITER = "inline_container"
 
 
 class Session:
@@ -53,6 +58,7 @@ class Session:
         if trainer.args.save_total_limit:  # beyond it a chain keeps more files alive than it makes smaller
             most = max(trainer.args.save_total_limit - 1, 0)
             options = replace(options, max_chain=min(options.max_chain, most))
+        self._raises = options.on_error == "raise"
         self.run = PluginRun(options, framework=FRAMEWORK, report=self._report)
         has_data = trainer.eval_dataset is not None
         self._evaluate = TrainerEvaluation(trainer, eval_batches) if has_data else None
@@ -70,11 +76,12 @@ class Session:
 
         Raises:
             EmptyStoreError: there are checkpoints and none of them is whole.
+            StoreLockedError: another process is making checkpoints there.
         """
         output = Path(self.trainer.args.output_dir)
-        self._shelf.open(output)
+        self._shelf.open(output.absolute())
         if wanted is not True:
-            return wanted or None
+            return None if wanted is False else wanted
         newest = newest_whole(output, self._try_to_read)
         if newest is None:
             logger.warning("there is no checkpoint in %s yet: training begins at step 0", output)
@@ -109,21 +116,33 @@ class Session:
             trial: its second one.
         """
         trainer = self.trainer
-        place = Place(Path(trainer._get_output_dir(trial=trial)), trainer.state.global_step)
+        output = trainer._get_output_dir(trial=trial)
+        place = Place(Path(output).absolute(), trainer.state.global_step)
         tree = self._tree()
         self.run.choose(place.step, tree)
-        self.settle()
-        self._shelf.begin(place)
-        self._place = place
+        with self._tolerance():
+            self.settle()
+            self._shelf.begin(place)
+            self._place = place
+            try:
+                with shadowed(trainer, "_get_output_dir", lambda trial=None: str(place.workshop)):  # noqa: ARG005
+                    write_native(model, trial)
+            finally:
+                self._place = None
+            trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
+            place.name_best(trainer.state, output)
+            if trainer.args.should_save:
+                self._commit(place, tree)
+
+    def log_ends(self) -> None:
+        """The Trainer's last line is in its history: it stays the last one."""
+        history = self.trainer.state.log_history
+        last = history.pop() if history and "train_runtime" in history[-1] else None
         try:
-            with shadowed(trainer, "_get_output_dir", lambda trial=None: str(place.workshop)):  # noqa: ARG005
-                write_native(model, trial)
+            self.settle()
         finally:
-            self._place = None
-        trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
-        place.name_best(trainer.state)
-        if trainer.args.should_save:
-            self._commit(place, tree)
+            if last is not None:
+                history.append(last)
 
     def settle(self) -> None:
         """Waits until the last checkpoint is committed and has its name."""
@@ -143,6 +162,25 @@ class Session:
             self.close()
         except Exception as error:  # noqa: BLE001 - training's own error is the one to tell
             logger.error("the last checkpoint is not there: %s", error)
+
+    @contextmanager
+    def _tolerance(self) -> Iterator[None]:
+        """What the system refuses is one sentence, and only logged where saves that fail are to be warnings.
+
+        With several ranks it always ends the training: the others would wait for this one.
+        """
+        best = self.trainer.state.best_model_checkpoint
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and TORCH_WRITER not in str(error):
+                raise
+            self.trainer.state.best_model_checkpoint = best
+            step = self.trainer.state.global_step
+            reason = getattr(error, "strerror", None) or error
+            if self._raises or self.trainer.args.world_size > 1:
+                raise StorageError(f"the checkpoint of step {step} cannot be written: {reason}") from error
+            logger.warning("training goes on without a checkpoint of step %d: %s", step, reason)
 
     # -- parts -------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 
-from dynaquant_transformers.places import Place, clear_workshop, finish_leftovers
+from dynaquant_core.plugins.claim import Claim
+from dynaquant_transformers.native import told
+from dynaquant_transformers.places import MAKING, Place, clear_workshop, finish_leftovers
 
 __all__ = ["Shelf"]
 
@@ -22,23 +24,33 @@ class Shelf:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._outputs: set[Path] = set()
+        self._claims: dict[Path, Claim] = {}  # of output folders: nobody else makes any there
         self._coming: Place | None = None  # on its way to the disk
         self._base: Place | None = None  # what the next one builds on
 
     def open(self, output: Path) -> None:
-        """Clears away what an earlier process left in an output folder; all ranks together."""
+        """Clears away what an earlier process left in an output folder; all ranks together.
+
+        Raises:
+            StoreLockedError: another process is making checkpoints there.
+            StorageError: the system refused.
+        """
         if output not in self._outputs:
+            if self._trainer.args.should_save and (output / MAKING).exists():
+                self._claim(output)
+                with told("finish the checkpoints in", output):
+                    finish_leftovers(output)
             self._outputs.add(output)
-            if self._trainer.args.should_save:
-                finish_leftovers(output)
         self._trainer.accelerator.wait_for_everyone()
 
     def begin(self, place: Place) -> None:
-        """Makes room for a checkpoint; all ranks together."""
+        """Makes room for a checkpoint; all ranks together; raises as `open`."""
         self.open(place.output)
         if self._trainer.args.should_save:
+            self._claim(place.output)
             place.clear()
-            place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
+            with told("make", place.making):
+                place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
         self._trainer.accelerator.wait_for_everyone()
 
     def expect(self, place: Place) -> None:
@@ -49,26 +61,40 @@ class Shelf:
         """Gives what has arrived its name; then the Trainer's limit of checkpoints holds again.
 
         To be called when nothing is on its way any more: what is not whole then never will be.
+
+        Raises:
+            StorageError: the system refused; the checkpoint waits for its name.
         """
-        place, self._coming = self._coming, None
+        place = self._coming
         if place is None:
             return
-        if not place.publish():
+        with told("give its name to", place.final):
+            whole = place.publish()
+        self._coming = None
+        if not whole:
             place.clear()
             return
         if self._base is not None and self._base != place:
             self._base.clear()
         self._base = place
+        best = self._trainer.state.best_model_checkpoint
         rotate_checkpoints(
             output_dir=str(place.output),
             save_total_limit=self._trainer.args.save_total_limit,
-            best_model_checkpoint=self._trainer.state.best_model_checkpoint,
+            best_model_checkpoint=None if best is None else str(place.output / Path(best).name),
             use_mtime=True,
         )
 
     def close(self) -> None:
         """Puts what has arrived, and removes the folders of what was being made."""
-        self.put()
-        if self._trainer.args.should_save:
-            for output in self._outputs:
+        try:
+            self.put()
+            for output in self._claims:
                 clear_workshop(output)
+        finally:
+            while self._claims:
+                self._claims.popitem()[1].release()
+
+    def _claim(self, output: Path) -> None:
+        if output not in self._claims:
+            self._claims[output] = Claim(output / MAKING)

@@ -1,0 +1,134 @@
+"""What else lies in an output folder, who else writes there, and what the system refuses."""
+
+import os
+
+import pytest
+from transformers import TrainerCallback
+
+from dynaquant_core.errors import DynaQuantError, StorageError, StoreLockedError
+from dynaquant_core.plugins import MARKER, read_tree
+from dynaquant_transformers import DynaQuantCallback
+from tests.integrations.transformers.kit import EXACT, bits, checkpoints, everything, gpt, names, trainer
+
+
+class At(TrainerCallback):
+    """Does something at a step: when it ends, or once the model was evaluated after it."""
+
+    def __init__(self, step, do, event="on_step_end"):
+        def happens(args, state, control, **_):
+            if state.global_step == step:
+                do()
+
+        setattr(self, event, happens)
+
+
+def held(one):
+    return bits([dict(one.model.state_dict()), one.optimizer.state_dict()["state"]])
+
+
+def test_a_script_that_goes_elsewhere_loses_nothing(tmp_path, monkeypatch):
+    for place in (tmp_path / "here", tmp_path / "there"):
+        place.mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    one = trainer("run", DynaQuantCallback(**EXACT), At(3, lambda: os.chdir(tmp_path / "there")), max_steps=6)
+    one.train()
+    assert checkpoints(tmp_path / "here" / "run") == [2]
+    assert checkpoints(tmp_path / "there" / "run") == [4, 6]
+    assert read_tree(tmp_path / "here" / "run" / "checkpoint-2")["optimizer"]["state"]
+    assert names(tmp_path / "here" / "run") == {"checkpoint-2"}
+
+
+def test_what_a_callback_has_put_where_a_checkpoint_goes_stays(tmp_path):
+    def note():
+        (tmp_path / "checkpoint-4" / "plots").mkdir(parents=True)
+        (tmp_path / "checkpoint-4" / "plots" / "loss.csv").write_text("2.1")
+
+    given = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
+    trainer(tmp_path, DynaQuantCallback(**EXACT), At(4, note, "on_evaluate"), **given).train()
+    assert (tmp_path / "checkpoint-4" / "plots" / "loss.csv").read_text() == "2.1"
+    assert read_tree(tmp_path / "checkpoint-4")["optimizer"]["state"]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_native_checkpoint_over_one_of_ours_is_the_newer_one(tmp_path, ours):
+    trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=4).train()
+    want = trainer(tmp_path, model=gpt(seed=5), max_steps=4)
+    want.train()
+    assert MARKER in names(tmp_path / "checkpoint-4")
+    again = trainer(tmp_path, *([DynaQuantCallback(**EXACT)] if ours else []), max_steps=5)
+    seen = []
+    again.add_callback(At(4, lambda: seen.append(held(again)), "on_train_begin"))
+    again.train(resume_from_checkpoint=True)
+    assert seen == [held(want)]
+
+
+def test_a_checkpoint_that_replaces_another_one_gets_its_name_after_a_crash(tmp_path):
+    """It was committed; that an older one had the name already does not make it less."""
+    for folder, seed in ((tmp_path / "old", 0), (tmp_path / "new", 4)):
+        trainer(folder, DynaQuantCallback(**EXACT), model=gpt(seed=seed), max_steps=4).train()
+    made = tmp_path / "old" / ".dynaquant" / "4" / "checkpoint-4"
+    made.parent.mkdir(parents=True)
+    (tmp_path / "new" / "checkpoint-4").rename(made)
+    want = bits(read_tree(made))
+    trainer(tmp_path / "old", DynaQuantCallback(**EXACT), max_steps=4).train(resume_from_checkpoint=True)
+    assert bits(read_tree(tmp_path / "old" / "checkpoint-4")) == want
+
+
+def test_a_second_training_in_the_same_folder_is_refused_and_harms_nothing(tmp_path):
+    refused = []
+
+    def start():
+        other = trainer(tmp_path, DynaQuantCallback(**EXACT), model=gpt(seed=3))
+        with pytest.raises(StoreLockedError, match="save into another folder"):
+            other.train()
+        refused.append(other)
+
+    one = trainer(tmp_path, DynaQuantCallback(**EXACT), At(5, start))
+    one.train()
+    assert refused
+    assert checkpoints(tmp_path) == [2, 4, 6, 8]
+    assert bits(read_tree(tmp_path / "checkpoint-8")["model"]) == bits(dict(one.model.state_dict()))
+    assert names(tmp_path) == {f"checkpoint-{step}" for step in (2, 4, 6, 8)}
+
+
+def test_a_file_in_the_way_is_told_in_one_line(tmp_path):
+    file = tmp_path / ".dynaquant"
+    file.write_text("mine")
+    with pytest.raises(StorageError, match=r"\.dynaquant"):
+        trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=2).train()
+    assert file.read_text() == "mine"
+
+
+def test_a_native_file_that_cannot_be_written_may_be_a_warning(tmp_path, caplog):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    def life(folder, on_error):
+        one = trainer(folder, DynaQuantCallback(**EXACT, on_error=on_error))
+        one.add_callback(At(4, lambda: setattr(one, "_save_rng_state", refuse)))
+        one.add_callback(At(5, lambda: vars(one).pop("_save_rng_state")))
+        return one
+
+    with pytest.raises(DynaQuantError, match="step 4 cannot be written: No space left"):
+        life(tmp_path / "raise", "raise").train()
+    assert names(tmp_path / "raise") == {"checkpoint-2"}
+    one = life(tmp_path / "warn", "warn")
+    one.train()
+    assert checkpoints(tmp_path / "warn") == [2, 6, 8]
+    assert "without a checkpoint of step 4" in caplog.text
+    whole = trainer(tmp_path / "native")
+    whole.train()
+    assert everything(one) == everything(whole)
+
+
+def test_an_empty_path_is_not_a_fresh_start(tmp_path):
+    """As natively: a variable that a script forgot to fill must not begin a run anew over an old one."""
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint"):
+        trainer(tmp_path, DynaQuantCallback(**EXACT)).train(resume_from_checkpoint="")
+
+
+def test_the_last_line_of_the_history_is_the_trainers(tmp_path):
+    one = trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=4)
+    one.train()
+    assert "train_loss" in one.state.log_history[-1]
+    assert "dynaquant/ratio" in one.state.log_history[-2]
