@@ -81,9 +81,11 @@ def is_sign(path: Path) -> bool:
 
 
 def is_native(folder: Path) -> bool:
-    """Whether the save into a folder that ended last was Accelerate's own: the optimizer is there itself."""
+    """Whether the save into a folder that ended last was Accelerate's own: its state is there."""
     optimizer = folder / _OPTIMIZER
-    return optimizer.is_file() and not _says(optimizer, STUB["dynaquant"])
+    if not optimizer.is_file() or _says(optimizer, STUB["dynaquant"]):
+        return False
+    return not is_sign(folder / SIGN) or len(weights_in(folder)) > 1
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,21 @@ from dynaquant_accelerate.prepared import averages, inner_optimizers, whose
 from dynaquant_accelerate.schedule import Steps, steps_of
 from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
 from dynaquant_core import CheckpointInfo
+from dynaquant_core.errors import StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 
 __all__ = ["PLACE", "Installed"]
 
 #: Attribute of an accelerator that holds its `Installed`.
 PLACE = "_dynaquant"
+
+#: Its methods that are replaced.
+REPLACED = ("save_state", "load_state", "end_training")
+
+#: What torch.save says where the system refused to write.
+TORCH_WRITER = "inline_container"
+
+logger = logging.getLogger(__name__)
 
 
 class Installed:
@@ -38,13 +49,15 @@ class Installed:
 
     def __init__(self, accelerator: Any, options: PluginOptions, every: int | None, done: int = 0) -> None:
         self._accelerator, self._naming = accelerator, Naming(accelerator)
+        self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate)
+        options = replace(options, evaluate=None)
+        self._raises = options.on_error == "raise"
         self._run = PluginRun(options, framework="accelerate", report=self._report)
-        modules = modules_of(accelerator, accelerator._models)
-        watched = modules if len(modules) > 1 else modules["model_0"]
-        self._run.watch(watched, inner_optimizers(accelerator))
+        self._watch()
         self._steps = Steps(inner_optimizers(accelerator)[0], every, self._run.look_ahead, done)
         self._save, self._load = accelerator.save_state, accelerator.load_state
         self._end = accelerator.end_training
+        self._before = {name: own for name, own in vars(accelerator).items() if name in REPLACED}
         accelerator.save_state, accelerator.load_state = self.save_state, self.load_state
         accelerator.end_training = self.end_training
         setattr(accelerator, PLACE, self)
@@ -78,12 +91,16 @@ class Installed:
         if not run.enabled:
             return None
         self._naming.clear_the_way()
-        place, models = self._save_the_rest(output_dir, *args, **kwargs)
+        self._watch()  # what was prepared or registered since belongs to it
+        try:
+            place, models = self._save_the_rest(output_dir, *args, **kwargs)
+        except (OSError, RuntimeError) as error:
+            return self._refused(error)
         tree = state_of(self._accelerator, models, step)
         run.choose(step, tree)
         self._accelerator.wait_for_everyone()  # every file of every process is there
         if self._accelerator.is_main_process:
-            run.save(place, step, tree)
+            run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
             self._naming.rotate(run)
         self._steps.saved()
         return place
@@ -117,11 +134,27 @@ class Installed:
 
     def close(self) -> None:
         """Waits, and gives the accelerator its own methods back."""
-        for name in ("save_state", "load_state", "end_training", PLACE):
+        for name in (*REPLACED, PLACE):
             vars(self._accelerator).pop(name, None)
+        vars(self._accelerator).update(self._before)
         with ExitStack() as last:
             last.callback(self._run.close)
             self._steps.close()
+
+    def _watch(self) -> None:
+        """Watches what is prepared and registered now."""
+        modules = modules_of(self._accelerator, self._accelerator._models)
+        watched = modules if len(modules) != 1 else next(iter(modules.values()))
+        self._run.watch(watched, inner_optimizers(self._accelerator), evaluate=self._evaluate)
+
+    def _refused(self, error: Exception) -> None:
+        """What the system refuses is one sentence, or in the log where no other rank would wait."""
+        if isinstance(error, RuntimeError) and TORCH_WRITER not in str(error):
+            raise error
+        message = f"the checkpoint of step {self.step} cannot be written: {error}"
+        if self._raises or self._accelerator.num_processes > 1:
+            raise StorageError(message) from error
+        logger.warning("training goes on: %s", message)
 
     def _save_the_rest(self, output_dir: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[nn.Module]]:
         """Lets Accelerate write everything but weights and optimizers.
@@ -159,6 +192,23 @@ class Installed:
     def _report(self, info: CheckpointInfo) -> None:
         if self._accelerator.trackers:
             self._accelerator.log(figures_of(info), step=info.step)
+
+
+def _of_the_model(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """``evaluate`` of the one prepared model without its averages; of all by name where there are more."""
+
+    @wraps(evaluate)
+    def measure(*given: Any) -> Any:
+        return evaluate(*map(_models, given))
+
+    return measure
+
+
+def _models(watched: Any) -> Any:
+    if isinstance(watched, nn.Module):
+        return watched
+    models = [module for name, module in watched.items() if name.startswith("model_")]
+    return models[0] if len(models) == 1 else watched
 
 
 @contextmanager

@@ -24,6 +24,8 @@ NAMED = re.compile(r"(model|average)_\d+")
 def modules_of(accelerator: Any, models: Sequence[nn.Module]) -> dict[str, nn.Module]:
     """Bare modules by the names that a checkpoint gives them: "model_0", "average_0".
 
+    What has no state is left out, such as a loss that was prepared too.
+
     Args:
         accelerator: after ``prepare``.
         models: some or all of its models, wrapped as it holds them.
@@ -33,7 +35,8 @@ def modules_of(accelerator: Any, models: Sequence[nn.Module]) -> dict[str, nn.Mo
         f"model_{places[id(model)]}": accelerator.unwrap_model(model, keep_torch_compile=False)
         for model in models
     }
-    return bare | {f"average_{place}": module for place, module in enumerate(averages(accelerator))}
+    named = bare | {f"average_{place}": module for place, module in enumerate(averages(accelerator))}
+    return {name: module for name, module in named.items() if module.state_dict()}
 
 
 def state_of(accelerator: Any, models: Sequence[nn.Module], step: int) -> dict[str, Any]:
@@ -52,8 +55,8 @@ def put_back(accelerator: Any, models: Sequence[nn.Module], tree: Mapping[str, A
     Raises:
         StateMismatchError: it was saved of others; names them; nothing was changed.
     """
-    modules, optimizers = _with_state(modules_of(accelerator, models)), inner_optimizers(accelerator)
-    prepared = _with_state(modules_of(accelerator, accelerator._models))
+    modules, optimizers = modules_of(accelerator, models), inner_optimizers(accelerator)
+    prepared = modules_of(accelerator, accelerator._models)
     stored = _by_name(tree["model"], modules or prepared)
     found = _other_names(modules, prepared, stored)
     for name in modules if not found else ():
@@ -75,11 +78,6 @@ def put_back(accelerator: Any, models: Sequence[nn.Module], tree: Mapping[str, A
 
 def _alone(states: dict[str, Any]) -> Any:
     return next(iter(states.values())) if len(states) == 1 else states
-
-
-def _with_state(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Those that have something to save: a loss that was prepared too has nothing."""
-    return {name: module for name, module in modules.items() if module.state_dict()}
 
 
 def _by_name(stored: Mapping[str, Any], live: Iterable[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from dynaquant_accelerate import export, install, newest
 from tests.integrations.accelerate.conftest import forget
-from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, everything, resume, train
+from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, evaluate, everything, resume, train
 
 
 def saved(bench):
@@ -96,3 +96,38 @@ def test_installing_again_goes_on_counting(tmp_path):
     bench.ours = install(bench.accelerator, **EXACT, threshold=0.001)
     assert bench.ours.step == EPOCH
     assert train(bench, 2 * EPOCH, save_every=EPOCH).ours.wait().step == 2 * EPOCH
+
+
+def test_an_average_registered_at_any_time_keeps_its_buffers_and_leaves_evaluate_its_model(tmp_path):
+    class Average(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 64))
+            self.register_buffer("table", torch.randn(64, 64))
+
+    def with_average(late, folder, **options):
+        bench, average = build(folder, ours=False, **options), Average()
+        if not late:
+            bench.accelerator.register_for_checkpointing(average)
+        bench.ours = install(bench.accelerator, evaluate=evaluate)
+        if late:
+            bench.accelerator.register_for_checkpointing(average)
+        return bench, average
+
+    for late in (False, True):
+        bench, average = with_average(late, tmp_path / str(late))
+        assert saved(bench).ours.last.met
+        again, restored = with_average(late, tmp_path / str(late), seed=3)
+        again.accelerator.load_state()
+        assert torch.equal(restored.table, average.table)
+
+
+def test_uninstalling_leaves_a_wrapper_of_the_users(tmp_path):
+    bench, calls = build(tmp_path, ours=False), []
+    native = bench.accelerator.save_state
+    bench.accelerator.save_state = lambda *words, **more: (calls.append(words), native(*words, **more))[1]
+    ours = install(bench.accelerator, **EXACT)
+    bench.accelerator.save_state()
+    ours.close()
+    bench.accelerator.save_state()
+    assert len(calls) == 2

@@ -1,10 +1,12 @@
 """Which folders of automatic naming go, and which one is the newest."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from dynaquant_accelerate import newest
-from dynaquant_core.errors import ConfigError
+from dynaquant_core.errors import ConfigError, StorageError
 from dynaquant_core.plugins import read_tree
 from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, names, train
 
@@ -50,3 +52,38 @@ def test_no_folder_is_guessed_where_accelerate_names_none(tmp_path):
     with pytest.raises(ConfigError, match="give the folder"):
         bench.accelerator.load_state()
     assert bits(bench.model.state_dict()) == before
+
+
+def test_a_folder_behind_a_link_is_saved_into_again_and_again(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    latest = tmp_path / "latest"
+    latest.symlink_to(tmp_path / "scratch")
+    bench = build(tmp_path, options=EXACT)
+    bench.accelerator.project_configuration.automatic_checkpoint_naming = False
+    for until in (EPOCH, 2 * EPOCH):
+        train(bench, until).accelerator.save_state(str(latest))
+    bench.ours.wait()
+    assert latest.is_symlink()
+    again = build(tmp_path, seed=3, options=EXACT)
+    again.accelerator.load_state(str(latest))
+    assert bits(again.model.state_dict()) == bits(bench.model.state_dict())
+    assert bits(again.scheduler.state_dict()) == bits(bench.scheduler.state_dict())
+
+
+@pytest.mark.parametrize("name", ["optimizer.bin", "random_states_0.pkl"])
+def test_a_native_file_that_cannot_be_written_is_one_line_or_a_warning(tmp_path, caplog, name):
+    def life(folder, on_error):
+        bench = build(folder, options=EXACT | {"on_error": on_error})
+        hook = bench.accelerator.register_save_state_pre_hook(lambda *given: Path(given[2], name).mkdir())
+        return bench, hook
+
+    bench, _ = life(tmp_path / "raise", "raise")
+    with pytest.raises(StorageError, match="step 4 cannot be written"):
+        train(bench, EPOCH, save_every=EPOCH)
+    bench, hook = life(tmp_path / "warn", "warn")
+    train(bench, EPOCH, save_every=EPOCH)
+    assert "step 4 cannot be written" in caplog.text
+    hook.remove()
+    train(bench, 2 * EPOCH, save_every=EPOCH).ours.wait()
+    assert names(tmp_path / "warn" / "checkpoints") == ["checkpoint_0"]
+    assert bench.ours.newest() is not None
