@@ -75,14 +75,15 @@ class DynaQuantCallback(TrainerCallback):
     @contextmanager
     def training(self, trainer: Trainer) -> Iterator[Session]:
         """The session of one ``trainer.train()``; when it ends, every checkpoint is committed."""
-        self.session = session = Session(trainer, self.options, self._eval_batches)
+        outer, self.session = self.session, Session(trainer, self.options, self._eval_batches)
+        session = self.session
         try:
             yield session
         except BaseException:
             session.give_up()
             raise
         finally:
-            self.session = None
+            self.session = outer  # of a training in whose midst this one was
 
     # -- events of the Trainer, whose arguments before the keywords are args, state and control -----
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
 
-from dynaquant_core.errors import CorruptFileError, NotAStoreError, StorageError
-from dynaquant_transformers.native import ADAPTER_WEIGHTS, DEFAULT, WEIGHTS, is_ours, told
+from dynaquant_core.errors import CorruptFileError, NotAStoreError
+from dynaquant_transformers.native import (
+    ADAPTER_WEIGHTS,
+    DEFAULT,
+    WEIGHTS,
+    is_ours,
+    load_json,
+    load_torch,
+    told,
+)
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.weights import ADAPTERS, MODEL
 
@@ -39,7 +45,7 @@ def importer(path: str | Path) -> tuple[int, dict[str, Any]]:
         raise NotAStoreError(f"{str(source)!r} is a DynaQuant checkpoint already; use it as it is.")
     tree = _native_weights(source)
     if (source / OPTIMIZER_NAME).is_file():
-        tree[OPTIMIZER] = _load_torch(source / OPTIMIZER_NAME)
+        tree[OPTIMIZER] = load_torch(source / OPTIMIZER_NAME)
     return _step_of(source), tree
 
 
@@ -60,12 +66,12 @@ def _native_weights(source: Path) -> dict[str, Any]:
 
 def _load_weights(path: Path) -> dict[str, Any]:
     if path.name.endswith(".index.json"):
-        shards = sorted(set(_load_json(path)["weight_map"].values()))
+        shards = sorted(set(load_json(path)["weight_map"].values()))
         return {
             name: value for shard in shards for name, value in _load_weights(path.with_name(shard)).items()
         }
     if path.suffix != ".safetensors":
-        return dict(_load_torch(path))
+        return dict(load_torch(path))
     try:
         with told("read", path):
             return dict(load_file(path))
@@ -73,28 +79,9 @@ def _load_weights(path: Path) -> dict[str, Any]:
         raise CorruptFileError(f"{str(path)!r} is not a whole safetensors file ({error}).") from error
 
 
-def _load_torch(path: Path) -> Any:
-    try:
-        with told("read", path):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except StorageError:
-        raise
-    except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
-        reason = str(error).strip().split("\n", maxsplit=1)[0]
-        raise CorruptFileError(f"{str(path)!r} cannot be read as a file of torch.save ({reason}).") from error
-
-
-def _load_json(path: Path) -> Any:
-    try:
-        with told("read", path):
-            return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CorruptFileError(f"{str(path)!r} is not JSON ({error}).") from error
-
-
 def _step_of(source: Path) -> int:
     """The optimizer steps that the Trainer's state tells."""
-    step = _load_json(source / TRAINER_STATE_NAME).get("global_step")
+    step = load_json(source / TRAINER_STATE_NAME).get("global_step")
     if not isinstance(step, int):
         raise CorruptFileError(f"{str(source / TRAINER_STATE_NAME)!r} tells no global_step.")
     return step

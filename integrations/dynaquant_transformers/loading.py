@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 from transformers import Trainer
-from transformers.trainer import SCHEDULER_NAME
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.plugins import describe, read_tree
 from dynaquant_transformers.callback import session_of
-from dynaquant_transformers.native import is_ours
+from dynaquant_transformers.native import is_ours, scheduler_state
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.support import require_own
 from dynaquant_transformers.weights import part_of, put_weights
@@ -60,8 +58,8 @@ def load_optimizer_and_scheduler(trainer: Trainer, native: Method, checkpoint: A
     where, state = _WAITING.pop(trainer, (None, None))
     if where != str(folder):
         state = read_tree(folder).get(OPTIMIZER)
-    scheduler = folder / SCHEDULER_NAME
-    if state is None or not scheduler.is_file():
+    scheduler = scheduler_state(folder)
+    if state is None or scheduler is None:
         logger.warning("%s holds the model only: optimizer and scheduler begin anew", folder)
         return
     try:
@@ -73,7 +71,7 @@ def load_optimizer_and_scheduler(trainer: Trainer, native: Method, checkpoint: A
         ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about an optimizer that is not loaded beside it
-        trainer.lr_scheduler.load_state_dict(torch.load(scheduler, weights_only=True))
+        trainer.lr_scheduler.load_state_dict(scheduler)
 
 
 def load_best_model(trainer: Trainer, native: Method) -> None:

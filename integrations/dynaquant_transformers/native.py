@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from transformers.trainer import OPTIMIZER_NAME
+import torch
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
     ADAPTER_WEIGHTS_NAME,
@@ -18,10 +20,20 @@ from transformers.utils import (
     WEIGHTS_NAME,
 )
 
-from dynaquant_core.errors import StorageError
+from dynaquant_core.errors import CorruptFileError, StorageError
 from dynaquant_core.plugins import is_checkpoint
 
-__all__ = ["ADAPTER_WEIGHTS", "DEFAULT", "STATE_FILES", "WEIGHTS", "is_ours", "told"]
+__all__ = [
+    "ADAPTER_WEIGHTS",
+    "DEFAULT",
+    "STATE_FILES",
+    "WEIGHTS",
+    "is_ours",
+    "load_json",
+    "load_torch",
+    "scheduler_state",
+    "told",
+]
 
 #: Files of a model's weights and of an adapter's, the preferred ones first.
 WEIGHTS: Final = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
@@ -51,6 +63,37 @@ def is_ours(path: Any) -> bool:
     adapters = (name for name in ADAPTER_WEIGHTS for name in (name, f"*/{name}"))
     weights = any(True for name in (*whole, *adapters) for _ in folder.glob(name))
     return not (weights and (folder / OPTIMIZER_NAME).is_file())
+
+
+def scheduler_state(folder: Path) -> dict[str, Any] | None:
+    """The scheduler's state in a checkpoint; None where there is none.
+
+    Raises:
+        CorruptFileError, StorageError: the file cannot be read.
+    """
+    path = folder / SCHEDULER_NAME
+    return load_torch(path) if path.is_file() else None
+
+
+def load_torch(path: Path) -> Any:
+    """What torch.save wrote; nothing in it is executed; raises CorruptFileError or StorageError."""
+    try:
+        with told("read", path):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except StorageError:
+        raise
+    except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
+        reason = str(error).strip().split("\n", maxsplit=1)[0]
+        raise CorruptFileError(f"{str(path)!r} cannot be read as a file of torch.save ({reason}).") from error
+
+
+def load_json(path: Path) -> Any:
+    """What a file of JSON holds; raises CorruptFileError or StorageError."""
+    try:
+        with told("read", path):
+            return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CorruptFileError(f"{str(path)!r} is not JSON ({error}).") from error
 
 
 @contextmanager

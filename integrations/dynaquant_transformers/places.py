@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from dynaquant_core.errors import DynaQuantError, EmptyStoreError
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.marker import Marker
-from dynaquant_transformers.native import STATE_FILES, is_ours
+from dynaquant_transformers.native import STATE_FILES, is_ours, load_json
 
 __all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole"]
 
@@ -154,6 +154,7 @@ def _damage(folder: Path, read: Callable[[Path], object]) -> str | None:
     if not is_ours(folder):
         return None  # a native one: what it holds is the Trainer's to judge
     try:
+        load_json(folder / TRAINER_STATE_NAME)
         read(folder)
     except DynaQuantError as error:
         return f"{folder.name}: {error}"

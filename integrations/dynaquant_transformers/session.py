@@ -17,6 +17,7 @@ from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
+from dynaquant_transformers.native import scheduler_state
 from dynaquant_transformers.places import Place, newest_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
 from dynaquant_transformers.shelf import Shelf
@@ -186,6 +187,7 @@ class Session:
 
     def _try_to_read(self, folder: Path) -> None:
         require_own(folder)
+        scheduler_state(folder)
         self._found = (folder, self.run.load(folder))
 
     def _tree(self) -> dict[str, Any]:
