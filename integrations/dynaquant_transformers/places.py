@@ -21,7 +21,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from dynaquant_core.errors import DynaQuantError, EmptyStoreError
-from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_transformers.native import STATE_FILES, is_ours, load_json
 
@@ -111,7 +111,7 @@ def finish_leftovers(output: Path) -> None:
     shop = output / MAKING
     for folder in shop.iterdir() if shop.is_dir() else ():
         place = Place(output, int(folder.name)) if folder.name.isdecimal() else None
-        if place is not None and not _is_named(place) and place.publish():
+        if place is not None and not _is_done(place) and place.publish():
             logger.warning("%s was committed by a process that ended before it had its name", place.final)
     clear_workshop(output)
 
@@ -169,11 +169,14 @@ def _numbered(output: Path) -> Iterator[tuple[int, Path]]:
             yield int(found[1]), folder
 
 
-def _is_named(place: Place) -> bool:
-    """Whether the checkpoint that was made there has its name already."""
+def _is_done(place: Place) -> bool:
+    """Whether the checkpoint that was made there has its name already, or a newer one has it."""
     try:
+        state, marker = place.final / TRAINER_STATE_NAME, place.making / MARKER
+        if state.stat().st_mtime_ns > marker.stat().st_mtime_ns:
+            return True
         return Marker.read(place.final).link == Marker.read(place.making).link
-    except DynaQuantError:
+    except (DynaQuantError, FileNotFoundError):
         return False
 
 

@@ -74,6 +74,17 @@ def test_a_checkpoint_that_replaces_another_one_gets_its_name_after_a_crash(tmp_
     assert bits(read_tree(tmp_path / "old" / "checkpoint-4")) == want
 
 
+def test_a_native_checkpoint_that_was_saved_after_a_crash_keeps_its_name(tmp_path):
+    trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=4).train()
+    made = tmp_path / ".dynaquant" / "4" / "checkpoint-4"
+    made.parent.mkdir(parents=True)
+    (tmp_path / "checkpoint-4").rename(made)  # committed, and killed before it had its name
+    trainer(tmp_path, model=gpt(seed=5), max_steps=4).train()
+    trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=5).train(resume_from_checkpoint=True)
+    assert {"model.safetensors", "optimizer.pt"} <= names(tmp_path / "checkpoint-4")
+    assert checkpoints(tmp_path) == [2, 4, 5]
+
+
 def test_a_second_training_in_the_same_folder_is_refused_and_harms_nothing(tmp_path):
     refused = []
 
