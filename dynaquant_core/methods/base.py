@@ -22,6 +22,7 @@ __all__ = [
     "Merging",
     "Method",
     "Reference",
+    "Rejoins",
     "Space",
     "Stream",
     "StreamSource",
@@ -104,6 +105,15 @@ class Reference(Protocol):
 
     def state(self) -> dict[str, Tensor]:
         """All tensors, decoded."""
+        ...
+
+
+@runtime_checkable
+class Rejoins(Protocol):
+    """A reference that counts as the start of a life of the run where it was read from a file."""
+
+    def rejoin(self, newest: Reference) -> None:
+        """Tells that it is none: the run that wrote it went on to ``newest``, and builds on it again."""
         ...
 
 

@@ -11,12 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dynaquant_core.errors import StoreNotEmptyError
+from dynaquant_core.methods.base import Rejoins
+from dynaquant_core.store.branch import Branch
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import Chain
 from dynaquant_core.store.disk import file_identity, make_folder
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.lock import WriterLock
-from dynaquant_core.store.meta import PartMeta
+from dynaquant_core.store.meta import BaseLink, PartMeta
 from dynaquant_core.store.parts import Base, Division
 from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.saving import Sealed
@@ -34,7 +36,7 @@ class Session:
     Args:
         folder: the store; made at the first write.
         catalogue, reader, writer, super_steps: of the same folder.
-        max_chain: deltas in a row after a key.
+        max_chain: deltas between a checkpoint and its key, at most.
 
     Attributes:
         loaded: the checkpoint last saved through this object, or loaded to go on from.
@@ -62,6 +64,7 @@ class Session:
         self._writer = writer
         self._super_steps = super_steps
         self._max_chain = max_chain
+        self._branch = Branch(max_chain)
         self._lock = WriterLock(folder)
         self._guard = threading.RLock()
         self._base: Base | None = None
@@ -89,6 +92,7 @@ class Session:
             self.loaded, self._base, self.last = info, base, base or self.last
             self.written = written
             self._known = self._restored = True
+            self._branch.forget()
 
     def prepare(self, division: Division) -> Base | None:
         """Takes the right to write; returns the base of a delta of these tensors, None where a key is due.
@@ -104,7 +108,9 @@ class Session:
             return self._usable_base(division)
 
     def commit(self, sealed: Sealed) -> CheckpointInfo:
-        """Writes a sealed save (see `Writer.commit`), one at a time, then merges what makes a super step.
+        """Writes a sealed save (see `Writer.commit`), one at a time, and settles what the next one builds on.
+
+        Links that make a super step are merged; from a full chain it goes back to a `Branch`.
 
         Returns:
             Its info, as it was saved; where links were merged, with the seconds that this took.
@@ -115,6 +121,7 @@ class Session:
             seconds = self._merge()
             if seconds is not None:
                 self.loaded = replace(self.loaded, seconds={**self.loaded.seconds, "merge": seconds})
+            self._go_back(self._branch.after(self._base))
             return self.loaded
 
     def _merge(self) -> float | None:
@@ -134,6 +141,22 @@ class Session:
         self._writer.tidy()
         return time.perf_counter() - started
 
+    def _go_back(self, link: BaseLink | None) -> None:
+        """Makes an older link the base, read from its file; a key is next where that cannot be read."""
+        newest = self._base
+        if link is None or newest is None:
+            return
+        try:
+            base = self._reader.read_digest(link.digest, lambda chain: chain.base(chain.hold()))
+        except FALLBACK_ERRORS as error:
+            logger.warning("an older checkpoint cannot be built on, so a key is written: %s", error)
+            return
+        for part, held in base.parts.items():
+            later = newest.parts.get(part)
+            if later is not None and isinstance(held.reference, Rejoins):
+                held.reference.rejoin(later.reference)
+        self._base = self.last = base
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Holds the right to write; nobody in this process can take it over meanwhile."""
@@ -148,7 +171,9 @@ class Session:
     def forget(self, digests: Iterable[str]) -> None:
         """Tells that these files are no longer there to build on; the next save is a key where it matters."""
         with self._guard:
-            if self._base is not None and self._base.link.digest in set(digests):
+            gone = set(digests)
+            self._branch.forget(gone)
+            if self._base is not None and self._base.link.digest in gone:
                 self._base = None
 
     def close(self) -> None:

@@ -57,7 +57,8 @@ class CheckpointStore:
             loaded or saved through this object, and before the first the project's default, "lattice".
         moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns of tensors kept bit for bit (fnmatch on the dotted name or on any parent).
-        max_chain: deltas written in a row after each key checkpoint; 0: keys only.
+        max_chain: deltas between a checkpoint and its key, at most; 0: keys only.  A full chain takes
+            a second line of deltas on the link in its middle before a key is written.
         keep_last, keep_every, keep_within: what stays (see `retention.Policy`).  A checkpoint that another
             one builds on always stays, and stays listed.
 

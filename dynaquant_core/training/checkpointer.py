@@ -67,7 +67,7 @@ class Checkpointer:
         moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged (paper sec. 4.1: 50).
-        max_chain: deltas after a key checkpoint, at most.
+        max_chain: deltas between a checkpoint and its key, at most.
         keep_last, keep_every, keep_within: retention, as in `CheckpointStore`.
         on_error: whether a save that fails raises ("raise") or is logged ("warn"); training is untouched
             either way.

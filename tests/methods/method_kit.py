@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods import Hints, Method, Space, Stream, TensorSpec
+from dynaquant_core.methods.base import Rejoins
 from dynaquant_core.state import words_of
 from dynaquant_core.store.parts import Settings
 from dynaquant_core.store.prepare import prepare
@@ -120,6 +121,21 @@ def check_chain(method: Method, configs: Sequence[Any], *, restores: bool) -> No
         assert abs(saved.size - saved.table.nbytes) <= 0.02 * saved.table.nbytes + 64
         read = saved.read
         written = read if restores else saved.written
+
+
+def check_rejoined(method: Method, config: Any, *, restored: bool) -> None:
+    """A run that goes back to an older link, read from its file, writes what it would on what it held."""
+    _, link = delta(method, config)
+    if restored:  # the run began anew from the first delta
+        link = save(method, taken(method, training_state(2)), link.read, config, link.read)
+    newest = save(method, taken(method, training_state(3)), link.written, config, link.read)
+    if isinstance(link.read, Rejoins):
+        link.read.rejoin(newest.written)
+    held, again = (
+        save(method, taken(method, training_state(4)), base, config) for base in (link.written, link.read)
+    )
+    assert again.streams == held.streams
+    assert again.shown == held.shown
 
 
 def check_dtypes(method: Method, configs: Sequence[Any], dtype: torch.dtype) -> None:

@@ -45,6 +45,13 @@ def test_a_chain_of_six(row, restores):
 
 
 @EVERY
+@pytest.mark.parametrize("restored", [False, True])
+def test_going_back_to_an_older_link(row, restored):
+    for point in METHODS[row].points():
+        kit.check_rejoined(METHODS[row].build(), point, restored=restored)
+
+
+@EVERY
 @pytest.mark.parametrize("dtype", kit.FLOATS[1:])
 def test_dtypes(row, dtype):
     kit.check_dtypes(METHODS[row].build(), METHODS[row].points(), dtype)

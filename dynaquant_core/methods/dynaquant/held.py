@@ -14,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.methods.base import Reference
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.codebook import table
 from dynaquant_core.quantize.seam import gather
@@ -94,6 +95,11 @@ class Held:
         self.shared = shared
         self.epoch = epoch
         self.restored = restored
+
+    def rejoin(self, newest: Reference) -> None:
+        """Goes on as what the run that wrote it held; see `methods.base.Rejoins`."""
+        if isinstance(newest, Held):
+            self.restored, self.epoch = newest.restored, newest.epoch
 
     @cached_property
     def digest(self) -> int:

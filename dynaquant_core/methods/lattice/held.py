@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
+from dynaquant_core.methods.base import Reference
 from dynaquant_core.methods.lattice.cells import Cells
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.threads import map_threads, thread_count
@@ -39,6 +40,10 @@ class Held:
         self.scale = scale
         self.restored = restored
         self._names = [name for name in self.tensors if wanted is None or name in wanted]
+
+    def rejoin(self, newest: Reference) -> None:
+        """Goes on as what the run that wrote it held; see `methods.base.Rejoins`."""
+        self.restored = isinstance(newest, Held) and newest.restored
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, tensor), on the CPU; a few are decoded at a time, one a thread."""
