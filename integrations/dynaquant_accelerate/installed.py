@@ -22,6 +22,7 @@ from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
+from dynaquant_core.plugins.refusal import is_refusal
 
 __all__ = ["PLACE", "Installed"]
 
@@ -30,9 +31,6 @@ PLACE = "_dynaquant"
 
 #: Its methods that are replaced.
 REPLACED = ("save_state", "load_state", "end_training")
-
-#: What torch.save says where the system refused to write.
-TORCH_WRITER = "inline_container"
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +147,7 @@ class Installed:
 
     def _refused(self, error: Exception) -> None:
         """What the system refuses is one sentence, or in the log where no other rank would wait."""
-        if isinstance(error, RuntimeError) and TORCH_WRITER not in str(error):
+        if not is_refusal(error):
             raise error
         message = f"the checkpoint of step {self.step} cannot be written: {error}"
         if self._raises or self._accelerator.num_processes > 1:

@@ -16,6 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
+from dynaquant_core.plugins.refusal import is_refusal
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
 from dynaquant_transformers.native import scheduler_state
 from dynaquant_transformers.places import Place, newest_whole
@@ -30,9 +31,6 @@ logger = logging.getLogger(__name__)
 
 #: Key of the optimizer's state in a checkpoint's tree.
 OPTIMIZER = "optimizer"
-
-#: What torch.save says where the system refused to write.
-TORCH_WRITER = "inline_container"
 
 
 class Session:
@@ -174,7 +172,7 @@ class Session:
         try:
             yield
         except (OSError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and TORCH_WRITER not in str(error):
+            if not is_refusal(error):
                 raise
             self.trainer.state.best_model_checkpoint = best
             step = self.trainer.state.global_step
