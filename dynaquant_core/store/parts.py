@@ -101,14 +101,14 @@ class Division:
         return {name: part for part, tensors in self.tensors.items() for name in tensors}
 
 
-def divide(tree: Tree, settings: Settings, method: Method, buffers: frozenset[str] = frozenset()) -> Division:
+def divide(tree: Tree, settings: Settings, method: Method, kept: frozenset[str] = frozenset()) -> Division:
     """Gives each tensor of a tree its part.
 
     Args:
         tree: a whole state.
         settings: of the store.
         method: writes the weights.
-        buffers: names of tensors that are buffers of the model, which stay exact.
+        kept: names of tensors that stay exact: the model's buffers, and what stands beside its own tensors.
     """
     roles = assign_roles(tree.leaves)
     methods = {"weights": method, "moments": settings.moments, "exact": Exact()}
@@ -118,7 +118,7 @@ def divide(tree: Tree, settings: Settings, method: Method, buffers: frozenset[st
     vectors = {part: each for part, each in methods.items() if isinstance(each, TakesVectors)}
 
     def owner_of(leaf: Leaf) -> str | None:
-        if leaf.source == "data" or leaf.name in buffers or matches(leaf.name, settings.exact):
+        if leaf.source == "data" or leaf.name in kept or matches(leaf.name, settings.exact):
             return None
         return _owner(roles[leaf.name], method, settings)
 

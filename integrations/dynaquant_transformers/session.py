@@ -176,8 +176,11 @@ class Session:
                 raise
             self.trainer.state.best_model_checkpoint = best
             step = self.trainer.state.global_step
-            reason = getattr(error, "strerror", None) or error
+            told = isinstance(error, StorageError)  # which says what and where already
+            reason = error if told else getattr(error, "strerror", None) or error
             if self._raises or self.trainer.args.world_size > 1:
+                if told:
+                    raise
                 raise StorageError(f"the checkpoint of step {step} cannot be written: {reason}") from error
             logger.warning("training goes on without a checkpoint of step %d: %s", step, reason)
 
