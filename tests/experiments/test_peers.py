@@ -24,6 +24,7 @@ from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import run_experiment
 from dynaquant_core.experiments.measures import MovementWatch
 from tests.experiments.conftest import enter_workplace, tiny_settings
+from tests.methods import method_kit as kit
 
 PEERS = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 PARTS = ("coder", "compare", "exact", "judge", "ours", "show", "sources", "states", "table")
@@ -39,6 +40,7 @@ def bench() -> Iterator[SimpleNamespace]:
     before = set(sys.modules)
     sys.path.insert(0, str(PEERS))
     parts = {name: importlib.import_module(name) for name in PARTS}
+    parts["search"] = importlib.import_module("peer_nncodec.search")
     spec = importlib.util.spec_from_file_location("peers_main", PEERS / "__main__.py")
     main = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(main)
@@ -103,7 +105,7 @@ def test_the_search_finds_the_coarsest_that_meets(
     bench: SimpleNamespace, finest: int, span: int, limit: int, guess: int
 ) -> None:
     top, seen = finest + span, []
-    number, result, count = bench.coder.coarsest(
+    number, result, count = bench.search.coarsest(
         lambda n: seen.append(n) or n * 10, lambda r: r <= limit * 10, finest, top, guess
     )
     meeting = [n for n in range(finest, top + 1) if n <= limit]
@@ -290,3 +292,37 @@ def environment() -> dict[str, str]:
     """Of a child: one thread, the tree of this file."""
     paths = os.pathsep.join(filter(None, (str(PEERS.parents[1]), os.environ.get("PYTHONPATH"))))
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+
+
+def test_nncodec_as_a_method_passes_the_kit(bench: SimpleNamespace) -> None:
+    pytest.importorskip("nncodec", reason="pip install -r benchmarks/peers/requirements.txt")
+    nncodec = importlib.import_module("peer_nncodec.method")
+    method = nncodec.NNCodecMethod()
+    points = [nncodec.Bound(er=er) for er in (0.2, 0.001, 0.0)]
+    for restores in (False, True):
+        kit.check_chain(method, points, restores=restores)
+    kit.check_space(method)
+    kit.check_tiny(method, points)
+    kit.check_exact(method, points[-1])
+    for point in points:
+        key, saved = kit.delta(method, point)
+        kit.check_detached(method, point)
+        kit.check_names(method, key, saved)
+        kit.check_wrong_bases(method, saved, point)
+
+
+def test_nncodec_as_a_method_misses_no_more_than_its_bound(bench: SimpleNamespace) -> None:
+    pytest.importorskip("nncodec", reason="pip install -r benchmarks/peers/requirements.txt")
+    nncodec = importlib.import_module("peer_nncodec.method")
+    method, held, sizes = nncodec.NNCodecMethod(), None, []
+    for step in range(3):
+        true = kit.taken(method, kit.training_state(step))
+        before = {name: torch.zeros_like(tensor) for name, tensor in true.tensors.items()}
+        before |= {} if held is None else held.state()
+        for er in (0.02, 0.2):
+            draft = method.draft(true.tensors, held, nncodec.Bound(er=er), true.hints)
+            off = sum((true.tensors[name] - tensor).square().sum() for name, tensor in draft.decoded)
+            assert 0 < off <= er * sum((true.tensors[name] - before[name]).square().sum() for name in before)
+            sizes.append(draft.size)
+        held = draft.encode()[1]
+    assert all(careful > bold for careful, bold in zip(sizes[::2], sizes[1::2], strict=True))
