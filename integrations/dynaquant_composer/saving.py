@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dynaquant_composer.state import state_of
 from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_checkpoint
+from dynaquant_core.plugins.turns import Turns
 
 __all__ = ["FolderSaver"]
 
@@ -50,6 +52,7 @@ class FolderSaver(CheckpointSaver):
         self._loaded: Path | None = None
         self._measured: tuple[object, Callable[[], float]] | None = None
         self._fitting = False
+        self._turns = Turns()
 
     @property
     def last(self) -> CheckpointInfo | None:
@@ -107,7 +110,13 @@ class FolderSaver(CheckpointSaver):
         self._run.close()
 
     def _save_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """In place of Composer's own; every rank comes here."""
+        """In place of Composer's own; every rank comes here.
+
+        A save that a signal's handler asks for in the middle of another follows that one.
+        """
+        self._turns.take(partial(self._save, state))
+
+    def _save(self, state: State) -> None:
         require_whole_weights(state)
         self.last_checkpoint_batch = state.timestamp.batch
         file = Path(self.filename.format(state))

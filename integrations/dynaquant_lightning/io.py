@@ -15,11 +15,11 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
 from dynaquant_core.plugins import PluginOptions, describe
+from dynaquant_core.plugins.turns import Turns
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import device_of, only_weights, require_ours
 from dynaquant_lightning.runs import Runs
 from dynaquant_lightning.tree import from_tree, has_moments, to_tree
-from dynaquant_lightning.turns import Turns
 
 __all__ = ["DynaQuantCheckpointIO"]
 

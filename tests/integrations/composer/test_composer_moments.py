@@ -1,0 +1,52 @@
+"""A checkpoint may be asked for at any moment: by a signal during a search, after an exception."""
+
+import signal
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dynaquant_composer.pointer import folder_of
+from dynaquant_core.plugins import describe
+from tests.integrations.composer.kit import bits, digits, ours, trainer
+
+
+@pytest.fixture
+def on_signal():
+    """Sets what SIGUSR1 does for one test."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, lambda *_: handler())
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("then", ["goes on", "ends"])
+def test_a_signal_during_a_search_saves_the_model_and_no_candidate(tmp_path, on_signal, then):
+    seen, asked = [], []
+    images, labels = digits()[1].tensors
+
+    def evaluate(model):
+        seen.append(bits(model.state_dict()))
+        if len(seen) == 2:
+            signal.raise_signal(signal.SIGUSR1)
+        return functional.cross_entropy(model.module(images), labels)
+
+    def handler():
+        asked.append(1)
+        run.save_checkpoint_to_save_folder()
+        if then == "ends":
+            raise SystemExit(3)  # a cluster's warning: what was saved is all that remains
+
+    on_signal(handler)
+    run = trainer(ours(tmp_path, evaluate=evaluate, threshold=0.5, moments="exact"), duration="3ba", width=256)
+    try:
+        run.fit()
+    except SystemExit:
+        assert then == "ends"
+    run.close()  # as at the end of every process
+    assert asked
+    assert seen[1] != seen[0]
+    with torch.no_grad():
+        true = functional.cross_entropy(run.state.model.eval().module(images), labels)
+    stored = describe(folder_of(tmp_path / "ep0-ba3-rank0.pt"))
+    assert stored.quality["reference"] == pytest.approx(float(true))
+    assert (tmp_path / "latest-rank0.pt").readlink().name == "ep0-ba3-rank0.pt"
