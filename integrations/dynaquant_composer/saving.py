@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from composer.callbacks import CheckpointSaver
-from composer.core import State, Time
+from composer.core import Event, State, Time
 from composer.loggers import Logger
 from composer.utils import dist
 from composer.utils.file_helpers import format_name_with_dist
@@ -28,6 +28,9 @@ from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_chec
 from dynaquant_core.plugins.turns import Turns
 
 __all__ = ["FolderSaver"]
+
+#: When Composer's schedule may ask for a save.
+SCHEDULED: Final = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
 
 
 class FolderSaver(CheckpointSaver):
@@ -51,13 +54,21 @@ class FolderSaver(CheckpointSaver):
         self._destinations: Logger | None = None
         self._loaded: Path | None = None
         self._measured: tuple[object, Callable[[], float]] | None = None
-        self._fitting = False
+        self._due = False  # whether the schedule asks for a save, and nobody else
         self._turns = Turns()
 
     @property
     def last(self) -> CheckpointInfo | None:
         """The checkpoint committed last; None before the first."""
         return self._run.last
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """As Composer's own; saves of the schedule end in the background."""
+        self._due = event in SCHEDULED
+        try:
+            super().run_event(event, state, logger)
+        finally:
+            self._due = False
 
     def init(self, state: State, logger: Logger) -> None:
         """Refuses what is not supported, then as Composer's own."""
@@ -92,7 +103,6 @@ class FolderSaver(CheckpointSaver):
                 self.saved_checkpoints = self._still_there(state)
         super().fit_start(state, logger)
         self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
-        self._fitting = True
 
     def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Foresees the next save, and lets appear what was committed meanwhile."""
@@ -100,7 +110,6 @@ class FolderSaver(CheckpointSaver):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """All checkpoints are there when ``fit`` returns."""
-        self._fitting = False
         self._run.wait()
         super().fit_end(state, logger)
 
@@ -129,7 +138,7 @@ class FolderSaver(CheckpointSaver):
             self._pending.append((step, file, latest))
             unmark(file)
             self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
-            if not self._fitting:  # the user asked for it and looks for it at once
+            if not self._due:  # the user asked for it and looks for it at once
                 self._run.wait()
         dist.barrier()
 

@@ -1,14 +1,17 @@
 """A checkpoint may be asked for at any moment: by a signal during a search, after an exception."""
 
 import signal
+import time
 
 import pytest
 import torch
+from composer.core import Callback
 from torch.nn import functional
 
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core.plugins import describe
-from tests.integrations.composer.kit import bits, digits, ours, trainer
+from dynaquant_core.plugins.line import Line
+from tests.integrations.composer.kit import EXACT, bits, digits, names, ours, trainer
 
 
 @pytest.fixture
@@ -37,7 +40,8 @@ def test_a_signal_during_a_search_saves_the_model_and_no_candidate(tmp_path, on_
             raise SystemExit(3)  # a cluster's warning: what was saved is all that remains
 
     on_signal(handler)
-    run = trainer(ours(tmp_path, evaluate=evaluate, threshold=0.5, moments="exact"), duration="3ba", width=256)
+    callback = ours(tmp_path, evaluate=evaluate, threshold=0.5, moments="exact")
+    run = trainer(callback, duration="3ba", width=256)
     try:
         run.fit()
     except SystemExit:
@@ -50,3 +54,44 @@ def test_a_signal_during_a_search_saves_the_model_and_no_candidate(tmp_path, on_
     stored = describe(folder_of(tmp_path / "ep0-ba3-rank0.pt"))
     assert stored.quality["reference"] == pytest.approx(float(true))
     assert (tmp_path / "latest-rank0.pt").readlink().name == "ep0-ba3-rank0.pt"
+
+
+def slowly(monkeypatch):
+    put = Line.put
+    monkeypatch.setattr(
+        Line, "put", lambda self, what, job: put(self, what, lambda: (time.sleep(0.3), job()))
+    )
+
+
+class Interrupted(Callback):
+    """As Ctrl-C, at the end of a batch."""
+
+    def batch_end(self, state, logger):
+        if int(state.timestamp.batch) == 2:
+            raise KeyboardInterrupt
+
+
+class Asks(Callback):
+    """Saves out of turn and looks for what it saved."""
+
+    def batch_end(self, state, logger):
+        if int(state.timestamp.batch) == 2:
+            self.run.save_checkpoint_to_save_folder()
+            self.found = names(self.folder)
+
+
+def test_a_save_after_an_exception_is_there_when_it_returns(tmp_path, monkeypatch):
+    slowly(monkeypatch)
+    run = trainer(ours(tmp_path, **EXACT), Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        run.fit()
+    run.save_checkpoint_to_save_folder()
+    assert names(tmp_path) == ["ep0-ba2-rank0.pt", "ep0-ba2-rank0.pt.dynaquant", "latest-rank0.pt"]
+
+
+def test_a_save_that_a_callback_asks_for_is_there_when_it_returns(tmp_path, monkeypatch):
+    slowly(monkeypatch)
+    asks = Asks()
+    asks.run, asks.folder = trainer(ours(tmp_path, **EXACT), asks, duration="3ba"), tmp_path
+    asks.run.fit()
+    assert asks.found == ["ep0-ba2-rank0.pt", "ep0-ba2-rank0.pt.dynaquant", "latest-rank0.pt"]
