@@ -1,9 +1,10 @@
 """How checkpoints appear in the folder: once committed, in an order that a crash survives.
 
 Committed is what `plugins` put into the folder beside the pointer.  Then the link to the latest is moved,
-then the pointer is written; and a checkpoint goes in the opposite order: it is marked, then the pointer goes.
-So a committed folder without a pointer that is newer than all others is a save whose process died before it
-could say so, and a marked one is what a rotation left behind.
+then the pointer is written, then the folder is marked as shown; and a checkpoint goes in the opposite order:
+it is marked, then the pointer goes.  So a committed folder without a pointer that is newer than all others,
+native files included, is a save whose process died before it could say so, and a marked one is what a
+rotation left behind, or what a user took away.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
 
-__all__ = ["REMOVING", "finish", "note_of", "publish", "retire", "unmark"]
+__all__ = ["REMOVING", "SHOWN", "finish", "note_of", "publish", "retire", "unmark"]
 
 logger = logging.getLogger(__name__)
 
 #: In the folder of a checkpoint that is going to be removed.
 REMOVING: Final = ".dynaquant.removing"
+
+#: In the folder of one that has appeared: where its file is missing, somebody has removed that.
+SHOWN: Final = ".dynaquant.shown"
 
 
 def publish(file: Path, latest: Path | None) -> bool:
@@ -44,6 +48,7 @@ def publish(file: Path, latest: Path | None) -> bool:
     if latest is not None:
         _link(latest, file)
     write_pointer(file)
+    _mark_shown(file)
     return True
 
 
@@ -56,9 +61,12 @@ def finish(names: Names, latest: Path | None) -> None:
     """
     whole = [file for file in names.files() if _is_ours(file, latest)]
     shown = [file for file in whole if file.exists()]
-    newest = max(map(_committed_at, shown), default=0)
+    for file in shown:
+        _mark_shown(file)  # its process may have died before it did, or been of an older version
+    native = [file.stat().st_mtime_ns for file in names.visible() if not is_pointer(file)]
+    newest = max([*map(_committed_at, shown), *native], default=0)
     for file in sorted(set(whole) - set(shown), key=_committed_at):
-        if _committed_at(file) > newest and not (folder_of(file) / REMOVING).exists():
+        if _committed_at(file) > newest and not _is_given_up(folder_of(file)):
             logger.info("%s was committed when its process died: it is the latest now", file)
             publish(file, latest)
             shown.append(file)
@@ -76,9 +84,10 @@ def retire(file: Path) -> None:
 
 
 def unmark(file: Path) -> None:
-    """A checkpoint that is saved anew under a name is not the one that was to be removed."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        (folder_of(file) / REMOVING).unlink()
+    """A checkpoint that is saved anew under a name is not the one that was to be removed, or was."""
+    for mark in (REMOVING, SHOWN):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (folder_of(file) / mark).unlink()
 
 
 def note_of(file: Path, latest: Path | None) -> dict[str, str]:
@@ -87,6 +96,17 @@ def note_of(file: Path, latest: Path | None) -> dict[str, str]:
     Not the run's name: it changes with every start where the user gives none.
     """
     return {"file": file.name, "latest": "" if latest is None else os.path.relpath(latest, file.parent)}
+
+
+def _mark_shown(file: Path) -> None:
+    """Where the system refuses, nothing is lost: a file that a user removes then comes back."""
+    with suppress(OSError):
+        (folder_of(file) / SHOWN).touch()
+
+
+def _is_given_up(folder: Path) -> bool:
+    """Whether a rotation or a user has removed the file of this folder."""
+    return any((folder / mark).exists() for mark in (REMOVING, SHOWN))
 
 
 def _is_ours(file: Path, latest: Path | None) -> bool:

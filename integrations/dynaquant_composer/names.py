@@ -54,10 +54,14 @@ class Names:
 
     def files(self) -> list[Path]:
         """The files that belong to our folders, whether they are there or not."""
-        pattern = "*/" * self._depth + f"*{SUFFIX}"
-        found = (path.with_name(path.name.removesuffix(SUFFIX)) for path in self.folder.glob(pattern))
+        found = (path.with_name(path.name.removesuffix(SUFFIX)) for path in self._glob(f"*{SUFFIX}"))
         ours = (file for file in found if self.fit(str(file.relative_to(self.folder))))
         return sorted(file for file in ours if file.with_name(file.name + SUFFIX).is_dir())
+
+    def visible(self) -> list[Path]:
+        """The files of such names that are there, whoever wrote them."""
+        found = (file for file in self._glob("*") if self.fit(str(file.relative_to(self.folder))))
+        return sorted(file for file in found if file.is_file())
 
     def holds(self, file: Path) -> bool:
         """Whether ``file`` lies in the folder under such a name."""
@@ -82,6 +86,9 @@ class Names:
             homes |= set([home for home, name in split if name == itself][-1:])
         ours = [self.folder / name for home, name in split if home in homes and self.fit(name)]
         return list(dict.fromkeys(ours))
+
+    def _glob(self, name: str) -> Iterator[Path]:
+        return self.folder.glob("*/" * self._depth + name)
 
     def _split(self, file: Path) -> tuple[Path, str]:
         """The folder that a recorded name was for, and the name in it."""

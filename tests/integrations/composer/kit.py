@@ -16,6 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dynaquant_composer import DynaQuantCallback
+from dynaquant_composer.folder import SHOWN
+from dynaquant_composer.pointer import folder_of
 from tests.integrations.killing import bits
 
 ROOT = Path(__file__).parents[3]
@@ -98,6 +100,12 @@ def everything(run):
 
 def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
+
+
+def never_shown(file):
+    """As a process leaves a checkpoint that it committed and did not live to show."""
+    file.unlink()
+    (folder_of(file) / SHOWN).unlink()
 
 
 def python(*words, env=None, **more):

@@ -12,7 +12,7 @@ from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointStore
 from dynaquant_core.plugins.folder import PENDING
 from dynaquant_core.store.lock import WriterLock
-from tests.integrations.composer.kit import EXACT, fit, names, ours, python, trainer
+from tests.integrations.composer.kit import EXACT, fit, names, never_shown, ours, python, trainer
 
 HOLD = """
 import sys, pathlib
@@ -95,7 +95,7 @@ def test_a_link_moves_to_this_callbacks_own_checkpoints_only(run):
     weights = {"filename": "w{batch}.pt", "latest_filename": "lw.pt", "weights_only": True}
     mine = ours(run, "8ba", **weights, **EXACT)
     fit(ours(run, **EXACT), mine, autoresume=True, duration="8ba", eval_dataloader=None)
-    (run / "w8.pt").unlink(missing_ok=True)
+    never_shown(run / "w8.pt")
     assert folder_of(run / "w8.pt").is_dir()
     second = trainer(ours(run, **EXACT), ours(run, "2ba", **weights, **EXACT), autoresume=True)
     assert (run / "latest-rank0.pt").readlink().name == "ep1-ba8-rank0.pt"
@@ -104,7 +104,7 @@ def test_a_link_moves_to_this_callbacks_own_checkpoints_only(run):
 
 
 def test_a_callback_of_the_same_names_and_another_link_finishes_its_own(run):
-    (run / "ep0-ba6-rank0.pt").unlink()
+    never_shown(run / "ep0-ba6-rank0.pt")
     trainer(ours(run, latest_filename="other.pt", **EXACT))
     assert "other.pt" not in names(run)
     assert "ep0-ba6-rank0.pt" not in names(run)
@@ -131,7 +131,7 @@ def test_a_save_of_a_living_process_is_not_swept(run):
 def test_subfolders_are_looked_through(tmp_path):
     options = {"filename": "ep{epoch}/ba{batch}-rank{rank}.pt", **EXACT}
     fit(ours(tmp_path, **options), duration="3ba")
-    (tmp_path / "ep0/ba3-rank0.pt").unlink()
+    never_shown(tmp_path / "ep0/ba3-rank0.pt")
     again = trainer(ours(tmp_path, **options), autoresume=True)
     assert int(again.state.timestamp.batch) == 3
     assert (tmp_path / "ep0/ba3-rank0.pt").is_file()

@@ -9,7 +9,7 @@ from composer.core import State  # noqa: F401 - Composer is imported before anyt
 from dynaquant_composer.folder import retire
 from dynaquant_composer.pointer import folder_of, open_checkpoint, write_pointer
 from dynaquant_core.errors import CheckpointNotFoundError
-from tests.integrations.composer.kit import EXACT, bits, fit, names, ours, python, trainer
+from tests.integrations.composer.kit import EXACT, bits, fit, names, never_shown, ours, python, trainer
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_weights_only_names_what_to_trust(saved):
 
 def test_what_was_committed_and_not_shown_is_the_latest_after_a_crash(copied):
     folder, weights = copied
-    (folder / "ep0-ba6-rank0.pt").unlink()
+    never_shown(folder / "ep0-ba6-rank0.pt")
     link = folder / "latest-rank0.pt"
     link.unlink()
     link.symlink_to("ep0-ba3-rank0.pt")
