@@ -20,6 +20,7 @@ from dynaquant_composer.pointer import folder_of, is_pointer, write_pointer
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
+from dynaquant_core.store.disk import guarded
 
 __all__ = ["REMOVING", "SHOWN", "finish", "note_of", "publish", "retire", "unmark"]
 
@@ -41,14 +42,19 @@ def publish(file: Path, latest: Path | None) -> bool:
 
     Returns:
         False where there is none any more: nothing may point to it.
+
+    Raises:
+        StorageError: the system refused.
     """
     if not is_checkpoint(folder_of(file)):
         logger.warning("%s was removed since it was saved: it does not appear", folder_of(file))
         return False
-    if latest is not None:
-        _link(latest, file)
-    write_pointer(file)
-    _mark_shown(file)
+    try:
+        if latest is not None:
+            _link(latest, file)
+    finally:  # without the link it can be loaded, too
+        write_pointer(file)
+        _mark_shown(file)
     return True
 
 
@@ -77,10 +83,15 @@ def finish(names: Names, latest: Path | None) -> None:
 
 
 def retire(file: Path) -> None:
-    """Takes a checkpoint's file away; the folder is marked before, and may be removed from then on."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        (folder_of(file) / REMOVING).touch()
-    file.unlink(missing_ok=True)
+    """Takes a checkpoint's file away; the folder is marked before, and may be removed from then on.
+
+    Raises:
+        StorageError: the system refused.
+    """
+    with guarded("remove", file):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (folder_of(file) / REMOVING).touch()
+        file.unlink(missing_ok=True)
 
 
 def unmark(file: Path) -> None:
@@ -129,11 +140,16 @@ def _is_dead(latest: Path, names: Names) -> bool:
 
 
 def _link(latest: Path, file: Path) -> None:
-    latest.parent.mkdir(parents=True, exist_ok=True)
     temporary = latest.with_name(f".{latest.name}.tmp-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(os.path.relpath(file, latest.parent))
-    temporary.replace(latest)
+    with guarded("link", latest):
+        latest.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(file, latest.parent))
+        try:
+            temporary.replace(latest)
+        except OSError:
+            temporary.unlink()
+            raise
 
 
 def _committed_at(file: Path) -> int:

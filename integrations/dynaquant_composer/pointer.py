@@ -9,6 +9,7 @@ else that loads a Composer checkpoint works, even where nobody imported this pac
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import weakref
@@ -21,6 +22,7 @@ import torch
 
 from dynaquant_core.errors import CheckpointNotFoundError
 from dynaquant_core.plugins import is_checkpoint, read_tree
+from dynaquant_core.store.commit import write_atomically
 
 __all__ = [
     "SUFFIX",
@@ -61,10 +63,14 @@ def folder_of(file: str | os.PathLike[str]) -> Path:
 
 
 def write_pointer(file: Path) -> None:
-    """Makes ``file`` stand for the checkpoint in the folder beside it; an existing file is replaced whole."""
-    temporary = file.with_name(f".{file.name}.tmp-{os.getpid()}")
-    torch.save(Pointer(folder_of(file).name), temporary)
-    temporary.replace(file)
+    """Makes ``file`` stand for the checkpoint in the folder beside it; an existing file is replaced whole.
+
+    Raises:
+        StorageError: the system refused.
+    """
+    buffer = io.BytesIO()
+    torch.save(Pointer(folder_of(file).name), buffer)
+    write_atomically(file, buffer.getvalue())
 
 
 def is_pointer(file: Path) -> bool:

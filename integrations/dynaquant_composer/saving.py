@@ -26,6 +26,7 @@ from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_checkpoint
 from dynaquant_core.plugins.turns import Turns
+from dynaquant_core.training.tolerance import told
 
 __all__ = ["FolderSaver"]
 
@@ -148,12 +149,19 @@ class FolderSaver(CheckpointSaver):
             self._pending.popleft()  # that save failed
         if self._pending:
             _, file, latest = self._pending.popleft()
-            others = [name for name in self.saved_checkpoints if name != str(file)]
-            self.saved_checkpoints = [*others, str(file)] if publish(file, latest) else others
-            if self.num_checkpoints_to_keep >= 0:
-                self._rotate_checkpoints()
+            with told(raises=self._options.on_error == "raise"):
+                self._appear(file, latest)
         if self._destinations is not None:
             self._destinations.log_metrics(figures_of(info))
+
+    def _appear(self, file: Path, latest: Path | None) -> None:
+        """Shows a checkpoint and rotates; where it cannot be shown, nothing goes."""
+        others = [name for name in self.saved_checkpoints if name != str(file)]
+        self.saved_checkpoints = [*others, str(file)]
+        if not publish(file, latest):
+            self.saved_checkpoints = others
+        if self.num_checkpoints_to_keep >= 0:
+            self._rotate_checkpoints()
 
     def _rotate_checkpoints(self, sharding_enabled: bool = False) -> None:  # noqa: ARG002
         while len(self.saved_checkpoints) > self.num_checkpoints_to_keep:
