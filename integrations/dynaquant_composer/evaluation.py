@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from composer.core import Evaluator, State
@@ -24,6 +24,10 @@ __all__ = ["Evaluation", "bare_model", "metric_of"]
 logger = logging.getLogger(__name__)
 
 Mode = Literal["min", "max"]
+
+#: Metrics of Composer, which do not tell by themselves which way they point.
+HIGHER_IS_BETTER: Final = {"BinaryF1Score", "Dice", "MAP", "MIoU", "MaskedAccuracy"}
+LOWER_IS_BETTER: Final = {"CrossEntropy", "LanguageCrossEntropy", "LanguagePerplexity", "LossMetric"}
 
 
 def bare_model(state: State) -> Any:
@@ -97,23 +101,39 @@ def metric_of(metrics: dict[str, Any], name: str | None, mode: Mode, label: str)
         label: of the evaluator, for the error.
 
     Raises:
-        ConfigError: there is none of that name, or none that fits ``mode``.
+        ConfigError: there is none of that name, or none that fits ``mode``; or the one named does not.
     """
-    if name is not None:
-        if name in metrics:
-            return name
-        raise ConfigError(
-            f"evaluator {label!r} has no metric {name!r}; it has {', '.join(metrics) or 'none'}."
-        )
     wanted = mode == "max"
+    if name is not None:
+        if name not in metrics:
+            raise ConfigError(
+                f"evaluator {label!r} has no metric {name!r}; it has {', '.join(metrics) or 'none'}."
+            )
+        if _higher_is_better(metrics[name]) is (not wanted):
+            better, right = ("lower", "min") if wanted else ("higher", "max")
+            raise ConfigError(
+                f"metric {name!r} of evaluator {label!r} is the better the {better} it is, and mode is "
+                f"{mode!r}: give mode={right!r}, or another metric."
+            )
+        return name
     for fits in (wanted, None):  # those that say so come before those that do not tell
         for found, metric in metrics.items():
-            if metric.higher_is_better is fits:
+            if _higher_is_better(metric) is fits:
                 return found
     raise ConfigError(
         f"none of the metrics of evaluator {label!r} ({', '.join(metrics) or 'none'}) is one to "
         f"{'maximise' if wanted else 'minimise'}: give metric= and mode=, or evaluate=."
     )
+
+
+def _higher_is_better(metric: Any) -> bool | None:
+    """Which way a metric points; None: it does not tell.  Composer's own do not, and are known by name."""
+    if metric.higher_is_better is not None:
+        return bool(metric.higher_is_better)
+    names = [kind.__name__ for kind in type(metric).__mro__ if kind.__module__.startswith("composer.metrics")]
+    if any(name in HIGHER_IS_BETTER for name in names):
+        return True
+    return False if any(name in LOWER_IS_BETTER for name in names) else None
 
 
 def _batches(evaluator: Evaluator) -> Iterator[Any]:

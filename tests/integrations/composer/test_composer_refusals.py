@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+from composer import metrics
 from torch import nn
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from dynaquant_composer import DynaQuantCallback
-from dynaquant_composer.evaluation import metric_of
+from dynaquant_composer.evaluation import HIGHER_IS_BETTER, LOWER_IS_BETTER, metric_of
 from dynaquant_composer.guard import require_whole_weights
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core.errors import ConfigError, DynaQuantError, StateMismatchError
@@ -52,6 +53,28 @@ def test_metrics_that_are_not_there_or_point_the_other_way(tmp_path):
     with pytest.raises(ConfigError, match="minimise"):
         metric_of(dict(accuracy.items()), None, "min", "eval")
     assert metric_of(dict(accuracy.items()), None, "max", "eval") == "MulticlassAccuracy"
+
+
+def test_a_metric_of_ones_choice_that_points_the_other_way(tmp_path):
+    with pytest.raises(ConfigError, match=r"'MulticlassAccuracy' .* better the higher .* give mode='max'"):
+        fit(ours(tmp_path / "a", metric="MulticlassAccuracy"), duration="3ba")
+    with pytest.raises(ConfigError, match=r"'CrossEntropy' .* better the lower .* give mode='min'"):
+        fit(ours(tmp_path / "b", metric="CrossEntropy", mode="max"), duration="3ba")
+
+
+def test_composers_own_metrics_are_known(tmp_path):
+    masked, language = metrics.MaskedAccuracy(), metrics.LanguageCrossEntropy()
+    both = {"MaskedAccuracy": masked, "LanguageCrossEntropy": language}
+    assert metric_of(both, None, "min", "eval") == "LanguageCrossEntropy"
+    assert metric_of(dict(reversed(both.items())), None, "max", "eval") == "MaskedAccuracy"
+    with pytest.raises(ConfigError, match="minimise"):
+        metric_of({"Dice": metrics.Dice(num_classes=3)}, None, "min", "eval")
+    with pytest.raises(ConfigError, match="maximise"):
+        metric_of({"CrossEntropy": metrics.CrossEntropy()}, None, "max", "eval")
+    own = [kind for kind in vars(metrics).values() if isinstance(kind, type) and issubclass(kind, Metric)]
+    known = HIGHER_IS_BETTER | LOWER_IS_BETTER
+    assert {kind.__name__ for kind in own if kind.higher_is_better is None} == known
+    assert metric_of({"mine": SimpleNamespace(higher_is_better=None)}, None, "max", "eval") == "mine"
 
 
 def test_a_model_that_changed(tmp_path):
