@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +23,17 @@ from dynaquant_composer.guard import require_whole_weights, say_what_is_untested
 from dynaquant_composer.names import Names
 from dynaquant_composer.pointer import SUFFIX, folder_of, read_by, stop_reading_by, was_read
 from dynaquant_composer.schedule import batches_left
-from dynaquant_composer.state import state_of
+from dynaquant_composer.state import is_copied, state_of
 from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
+from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_checkpoint
 from dynaquant_core.plugins.turns import Turns
 from dynaquant_core.training.tolerance import told
 
 __all__ = ["FolderSaver"]
+
+logger = logging.getLogger(__name__)
 
 #: When Composer's schedule may ask for a save.
 SCHEDULED: Final = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
@@ -57,6 +62,7 @@ class FolderSaver(CheckpointSaver):
         self._measured: tuple[object, Callable[[], float]] | None = None
         self._due = False  # whether the schedule asks for a save, and nobody else
         self._turns = Turns()
+        self._told_of_copies = False
 
     @property
     def last(self) -> CheckpointInfo | None:
@@ -133,15 +139,29 @@ class FolderSaver(CheckpointSaver):
         self.all_saved_checkpoints_to_timestamp[str(file)] = state.timestamp
         step = int(state.timestamp.batch)
         tree = state_of(state, self.weights_only, self.ignore_keys)
-        self._run.choose(step, tree)
+        with self._copies_exact(tree, bare_model(state)):
+            self._run.choose(step, tree)
         if dist.get_global_rank() == 0:
             file, latest = file.absolute(), self._latest(state)  # the process may go elsewhere meanwhile
             self._pending.append((step, file, latest))
             unmark(file)
-            self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
+            with self._copies_exact(tree, bare_model(state)):
+                self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
             if not self._due:  # the user asked for it and looks for it at once
                 self._run.wait()
         dist.barrier()
+
+    @contextmanager
+    def _copies_exact(self, tree: dict[str, Any], model: Any) -> Iterator[None]:
+        """Tells once, and lets training go on, that what somebody has copied was saved exactly."""
+        try:
+            yield
+        except EvaluationError as error:
+            if not is_copied(tree, model):
+                raise
+            if not self._told_of_copies:
+                logger.warning("no search, as some hook or state_dict copies what is saved: %s", error)
+            self._told_of_copies = True
 
     def _committed(self, info: CheckpointInfo) -> None:
         """Called on the training thread once a checkpoint is whole."""

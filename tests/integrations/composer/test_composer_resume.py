@@ -183,3 +183,18 @@ def test_gradients_are_averaged_in_the_window_that_composers_schedule_gives(tmp_
     run.fit()
     assert seen == list(range(EPOCH, 0, -1))
     assert callback.last.seconds["collector"] > 0
+
+
+def test_a_state_that_is_copied_whole_is_kept_as_it_is_and_training_goes_on(tmp_path, caplog):
+    run = trainer(ours(tmp_path), duration="6ba", width=256)
+
+    def hook(module, state, prefix, metadata):
+        state.update({name: value.half() for name, value in state.items() if value.dim()})
+
+    run.state.model.register_state_dict_post_hook(hook)
+    run.fit()
+    assert int(run.state.timestamp.batch) == 6
+    assert caplog.text.count("copies what is saved") == 1
+    held = read_tree(folder_of(tmp_path / "ep0-ba6-rank0.pt"))["state"]["model"]
+    for name, weight in run.state.model.named_parameters():
+        assert held[name].equal(weight.detach().half())
