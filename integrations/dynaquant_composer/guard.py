@@ -8,7 +8,7 @@ from typing import Any, Final
 import composer
 from composer.core import State
 from composer.loggers import Logger
-from composer.utils import is_compressed_pt, parse_uri
+from composer.utils import is_compressed_pt, is_tar, parse_uri
 
 from dynaquant_core.errors import ConfigError
 
@@ -33,12 +33,17 @@ def require_local(folder: Any) -> None:
 
 
 def require_uncompressed(*names: Any) -> None:
-    """Raises ConfigError for names that Composer would decompress: what they name is no such stream."""
-    for name in names:
-        if name is not None and (str(name).endswith(COMPRESSED) or is_compressed_pt(str(name))):
+    """Raises ConfigError for names that Composer would unpack or follow: what they name is no such file."""
+    for name in map(str, filter(None, names)):
+        if name.endswith(COMPRESSED) or is_compressed_pt(name):
             raise ConfigError(
-                f"{str(name)!r} asks for a compressed file, and DynaQuant compresses by itself: end the name "
+                f"{name!r} asks for a compressed file, and DynaQuant compresses by itself: end the name "
                 f"in .pt."
+            )
+        if is_tar(name) or name.endswith(".symlink"):
+            raise ConfigError(
+                f"{name!r} names an archive or a link to Composer, which could not load it again: end the "
+                f"name in .pt."
             )
 
 

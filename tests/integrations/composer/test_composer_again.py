@@ -100,6 +100,13 @@ def test_names_of_compressed_files(tmp_path, name):
             ours(tmp_path, **{option: name})
 
 
+@pytest.mark.parametrize("name", ["a{batch}.tar", "a{batch}.tar.pt", "a{batch}.symlink"])
+def test_names_that_composer_could_not_load_again(tmp_path, name):
+    for option in ("filename", "latest_filename"):
+        with pytest.raises(ConfigError, match=r"could not load it again: end the name in \.pt"):
+            ours(tmp_path, **{option: name})
+
+
 @pytest.mark.parametrize("exact", [None, 3, [3]])
 def test_exact_that_is_no_pattern(tmp_path, exact):
     with pytest.raises(ConfigError, match="exact must be name patterns"):
