@@ -144,7 +144,8 @@ class FolderSaver(CheckpointSaver):
         if dist.get_global_rank() == 0:
             file, latest = file.absolute(), self._latest(state)  # the process may go elsewhere meanwhile
             self._pending.append((step, file, latest))
-            unmark(file)
+            if self._run.enabled:
+                unmark(file)
             with self._copies_exact(tree, bare_model(state)):
                 self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
             if not self._due:  # the user asked for it and looks for it at once

@@ -87,3 +87,11 @@ def test_what_is_saved_again_under_a_removed_name_is_found_after_a_kill(tmp_path
     assert "ep0-ba6-rank0.pt" not in names(left)
     again = trainer(ours(left, **EXACT), autoresume=True)
     assert int(again.state.timestamp.batch) == 6
+
+
+def test_saving_that_is_turned_off_changes_nothing_in_the_folder(tmp_path, monkeypatch):
+    ended(ours(tmp_path, **EXACT), duration="6ba")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setenv("DYNAQUANT_DISABLE", "1")
+    ended(ours(tmp_path, overwrite=True, num_checkpoints_to_keep=1, **EXACT), duration="9ba")
+    assert sorted(tmp_path.rglob("*")) == before
