@@ -19,6 +19,10 @@ from dynaquant_core.store import CheckpointInfo
 
 __all__ = ["PathArgument", "Source", "StepOption", "open_source"]
 
+#: What is in the file that stands for a Composer checkpoint, and how long it is at most.
+POINTS = b"dynaquant_composer"
+POINTER_BYTES = 4096
+
 PathArgument = Annotated[
     Path,
     typer.Argument(
@@ -80,6 +84,8 @@ def open_source(path: Path) -> Source:
     """
     if is_checkpoint(path):
         return FolderSource(path)
+    if (beside := _folder_beside(path)) is not None:
+        return FolderSource(beside)
     if path.is_dir():
         below = [] if any(path.glob("*.dq")) else find_checkpoints(path)
         return OutputSource(path, below) if below else StoreSource(path)
@@ -88,3 +94,11 @@ def open_source(path: Path) -> Source:
     raise EmptyStoreError(
         f"{str(path)!r} does not exist; give a store, an output folder, a checkpoint or a .dq file."
     )
+
+
+def _folder_beside(path: Path) -> Path | None:
+    """The folder that a Composer checkpoint's file, or a link to it, stands for; None: it is no such file."""
+    file = path.resolve()
+    folder = file.with_name(f"{file.name}.dynaquant")
+    small = is_checkpoint(folder) and file.is_file() and file.stat().st_size <= POINTER_BYTES
+    return folder if small and POINTS in file.read_bytes() else None

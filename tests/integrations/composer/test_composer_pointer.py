@@ -8,7 +8,8 @@ from composer.core import State  # noqa: F401 - Composer is imported before anyt
 
 from dynaquant_composer.folder import retire
 from dynaquant_composer.pointer import folder_of, open_checkpoint, write_pointer
-from dynaquant_core.errors import CheckpointNotFoundError
+from dynaquant_core.cli.source import open_source
+from dynaquant_core.errors import CheckpointNotFoundError, DynaQuantError
 from tests.integrations.composer.kit import EXACT, bits, fit, names, never_shown, ours, python, trainer
 
 
@@ -110,3 +111,13 @@ def test_a_pointer_is_replaced_whole(tmp_path):
     assert names(tmp_path) == ["a.pt"]
     assert file.stat().st_size < 2048
     assert folder_of(file) == tmp_path / "a.pt.dynaquant"
+
+
+def test_the_command_line_takes_the_file_and_the_link(copied):
+    folder, _ = copied
+    (folder / "native.pt").write_bytes(b"x" * 5000)
+    shutil.copytree(folder_of(folder / "ep0-ba3-rank0.pt"), folder_of(folder / "native.pt"))
+    given = [folder / "ep0-ba3-rank0.pt", folder / "latest-rank0.pt"]
+    assert [open_source(path).info().step for path in given] == [3, 6]
+    with pytest.raises(DynaQuantError, match="is not a DynaQuant checkpoint"):
+        open_source(folder / "native.pt")
