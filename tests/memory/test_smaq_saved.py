@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from dynaquant_core.errors import ConfigError
+from dynaquant_core.errors import ConfigError, GradientError
 from dynaquant_core.memory import smaq
 from dynaquant_core.memory.smaq.memory_layout import flat_run
 from tests.memory.nets import conv_net, images, mlp, rows
@@ -213,6 +213,19 @@ def test_evaluation_and_no_grad_are_untouched():
         model.eval()
         model(rows()[0]).sum().backward()
     assert "saved" not in handle.report()
+
+
+@pytest.mark.parametrize("what", ["weight", "small weight", "batch"])
+def test_what_is_left_alone_may_not_be_written_to_before_backward(what):
+    """Autograd looks for that only where there are no hooks; gradients would be those of other values."""
+    model, (batch, _) = mlp(), rows()
+    with smaq.apply(model, **ONLY_MAPS):
+        out = model(batch).square().sum()
+        with torch.no_grad():
+            {"weight": model[2].weight, "small weight": model[4].weight, "batch": batch}[what].mul_(0.5)
+        with pytest.raises(GradientError, match="written to in place after it was saved"):
+            out.backward()
+        model(batch).square().sum().backward()
 
 
 def test_a_forward_that_fails_leaves_no_hook_behind():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.format import Packed
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
@@ -127,9 +129,9 @@ class _Forward:
         freed.
         """
         if not self.coder.takes(tensor) or type(tensor) not in (Tensor, nn.Parameter):
-            return tensor.detach()
+            return Kept.of(tensor)
         if address(tensor) in self.spared:
-            return tensor.detach()
+            return Kept.of(tensor)
         with torch.no_grad():
             flat, view = flat_run(tensor)
         key = self._key(tensor, flat)
@@ -137,7 +139,7 @@ class _Forward:
         if run is None:
             packed = self.coder.pack(flat, "saved", str(self.count))
             if packed is None:
-                return tensor.detach()
+                return Kept.of(tensor)
             self.count += 1
             run = self.known[key] = Run(packed, flat.nbytes, self.ledger)
         return run, view
@@ -159,10 +161,42 @@ class _Forward:
         return reference.cdata, tensor.dtype, tensor._version, where
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A saved tensor that is left alone.
+
+    Args:
+        tensor: another view of its memory.
+        version: of that memory when it was saved; autograd compares none where there are hooks.
+    """
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Kept:
+        """What is kept of a tensor, outside of the graph."""
+        return cls(tensor.detach(), tensor._version)
+
+    def read(self) -> Tensor:
+        """The tensor.
+
+        Raises:
+            GradientError: it was written to since, so that gradients would be those of other values.
+        """
+        if self.tensor._version != self.version:
+            raise GradientError(
+                f"SmaQ: a tensor of shape {tuple(self.tensor.shape)} that backward needs was written to in "
+                f"place after it was saved (version {self.tensor._version}, expected {self.version}): a "
+                f"weight that was stepped, a batch that was changed; write to it after backward, or to a clone."
+            )
+        return self.tensor
+
+
 def unpack(kept: Any) -> Tensor:
     """Undoes `_Forward.pack`."""
-    if isinstance(kept, Tensor):
-        return kept
+    if isinstance(kept, Kept):
+        return kept.read()
     run, view = kept
     assert isinstance(run, Run)
     assert isinstance(view, View)
