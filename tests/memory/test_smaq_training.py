@@ -51,6 +51,27 @@ def test_weights_and_moments_lie_on_levels_after_a_step_and_gradients_before_it(
     assert levels_of(model[0].bias) > 32, "small tensors are left alone"
 
 
+@pytest.mark.parametrize("by", ["place", "keyword"])
+def test_gradients_that_a_closure_makes_are_coded(by):
+    """As those of LBFGS, and of Lightning, which makes them inside of ``step``."""
+    model, (inputs, labels) = mlp(), rows()
+    optimizer, counts = torch.optim.SGD(model.parameters(), lr=0.1), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        counts.append(levels_of(model[0].weight.grad))
+        return loss
+
+    with smaq.apply(model, optimizer, **OFF | {"gradients": True}) as handle:
+        for _ in range(2):
+            loss = optimizer.step(closure) if by == "place" else optimizer.step(closure=closure)
+            assert loss.item() > 0
+            assert levels_of(model[0].weight.grad) <= 32 + 2 * 64 < counts[-1]
+    assert handle.report()["gradient"]["tensors"] == 2 * 2, "of both wide layers, once a step"
+
+
 @pytest.mark.parametrize(
     ("switch", "role"),
     [

@@ -20,14 +20,28 @@ def attach_step(
 ) -> list[Any]:
     """Hooks an optimizer's step; returns the hooks' handles.
 
-    A gradient scaler that skips a step skips both hooks.  The state's tensors are those that the table of
+    Where the step is given a closure that makes the gradients, they are coded when it has made them.  A
+    gradient scaler that skips a step skips both hooks.  The state's tensors are those that the table of
     roles knows; averages of squares go through `Format.second_moments`.
     """
 
-    def before(optimizer: Optimizer, *_: Any) -> None:
+    def settle_gradients() -> None:
         for place, parameter in _stepped(optimizer, name):
             if parameter.grad is not None:  # says it to the type checker
                 _settle(parameter.grad, coder, "gradient", place)
+
+    def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            settle_gradients()
+            return None
+
+        def watched() -> Any:
+            loss = closure()
+            settle_gradients()
+            return loss
+
+        return (args[0], watched, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         for place, parameter in _stepped(optimizer, name):
