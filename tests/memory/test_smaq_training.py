@@ -213,11 +213,13 @@ def test_statistics_are_used_again_as_often_as_asked():
     assert anew not in {None, first}
 
 
-def test_models_and_handles_are_let_go():
+@pytest.mark.parametrize("removed", [True, False])
+def test_models_and_handles_are_let_go(removed):
     model = mlp()
     handle = smaq.apply(model, adamw(model))
     gone = weakref.ref(model)
-    handle.remove()
+    if removed:
+        handle.remove()
     del model, handle
     gc.collect()
     assert gone() is None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -29,8 +29,9 @@ FeatureMaps = Literal["saved", "inline"]
 
 Optimizers = Optimizer | Iterable[Optimizer] | Mapping[str, Optimizer]
 
-#: What is coded already, and by which handle: a second one would round what the first has rounded.
-_applied: WeakKeyDictionary[Any, Handle] = WeakKeyDictionary()
+#: What is coded already, and by which handle: a second one would round what the first has rounded.  Handles
+#: hold what they code, so a strong one here would keep that alive for ever.
+_applied: WeakKeyDictionary[Any, ReferenceType[Handle]] = WeakKeyDictionary()
 
 
 class Handle:
@@ -103,7 +104,7 @@ class Handle:
         for hook in self._hooks:
             hook.remove()
         for subject in self._subjects:
-            if _applied.get(subject) is self:
+            if subject in _applied and _applied[subject]() is self:
                 del _applied[subject]
         self._hooks, self._subjects = [], []
 
@@ -192,7 +193,7 @@ def apply(
             one, coder, name=name, gradients=gradients, weights=weights, state=optimizer_state
         )
     handle = Handle(coder, saved, hooks, subjects)
-    _applied.update(dict.fromkeys(subjects, handle))
+    _applied.update(dict.fromkeys(subjects, ref(handle)))
     return handle
 
 
