@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import signal
@@ -157,6 +158,23 @@ def test_removed_it_is_gone_and_the_training_is_the_plain_one():
         return bits(model.parameters())
 
     assert all(torch.equal(*pair) for pair in zip(life(True), life(False), strict=True))
+
+
+@pytest.mark.parametrize("feature_maps", ["saved", "inline"])
+def test_a_deep_copy_is_not_coded(feature_maps):
+    """A teacher or a moving average, which no `remove` would ever reach."""
+    model, (inputs, _) = mlp(), rows()
+    with smaq.apply(model, adamw(model), feature_maps=feature_maps) as handle:
+        copied = copy.deepcopy(model)
+        copied(inputs).sum().backward()
+        assert not handle.report().keys() - {"memory"}
+        assert handle.report().get("memory", {"peak": 0})["peak"] == 0
+        model(inputs).sum().backward()
+        assert handle.report()["gradient map"]["tensors"] > 0
+    plain = mlp()
+    plain(inputs).sum().backward()
+    for one, other in zip(copied.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
 
 
 def test_the_trainings_own_random_stream_is_untouched():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dynaquant_core.memory.smaq.coder import Coder
-from dynaquant_core.memory.smaq.saved import tensors_of
+from dynaquant_core.memory.smaq.saved import is_own, tensors_of
 
 __all__ = ["attach_maps"]
 
@@ -38,13 +38,15 @@ def attach_maps(model: nn.Module, coder: Coder, *, features: bool, gradients: bo
     """Hooks every layer; returns the hooks' handles."""
     layers = [(name, module) for name, module in model.named_modules() if not any(module.children())]
     return [
-        layer.register_forward_hook(_hook(name, coder, features=features, gradients=gradients))
+        layer.register_forward_hook(_hook(layer, name, coder, features=features, gradients=gradients))
         for name, layer in layers
         if not isinstance(layer, nn.Identity)
     ]
 
 
-def _hook(name: str, coder: Coder, *, features: bool, gradients: bool) -> Callable[..., Any]:
+def _hook(
+    layer: nn.Module, name: str, coder: Coder, *, features: bool, gradients: bool
+) -> Callable[..., Any]:
     def passed(tensor: Tensor, seen: set[int], place: str) -> Tensor:
         if not coder.takes(tensor):
             return tensor
@@ -57,7 +59,7 @@ def _hook(name: str, coder: Coder, *, features: bool, gradients: bool) -> Callab
         return tensor
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        if not (module.training and torch.is_grad_enabled()):
+        if not (is_own(module, layer) and module.training and torch.is_grad_enabled()):
             return None
         seen = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(args)}
         found = _mapped(output, lambda tensor, place: passed(tensor, seen, place), name)

@@ -86,7 +86,7 @@ class SavedMaps:
             yield
 
     def _enter(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        wanted = model.training and torch.is_grad_enabled()
+        wanted = is_own(model, self.model) and model.training and torch.is_grad_enabled()
         hooks: AbstractContextManager[Any] | None = _Forward(self, (args, kwargs)).hooks() if wanted else None
         if hooks is not None:
             hooks.__enter__()
@@ -202,6 +202,14 @@ def unpack(kept: Any) -> Tensor:
     assert isinstance(view, View)
     with torch.no_grad():
         return view.of(run.packed.decode())
+
+
+def is_own(module: nn.Module, own: nn.Module) -> bool:
+    """Whether a module that a hook is called for is the one that it was put on, or its part in DataParallel.
+
+    A deep copy (a moving average, a teacher) brings the hooks along and is nobody's to code.
+    """
+    return module is own or getattr(module, "_is_replica", False)
 
 
 def address(tensor: Tensor) -> int:
