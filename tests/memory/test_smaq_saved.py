@@ -239,6 +239,40 @@ def test_a_forward_that_fails_leaves_no_hook_behind():
         assert handle.report()["saved"]["tensors"] > 0
 
 
+class Recursive(nn.Module):
+    """Calls itself; is broken off at a depth."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.breaks = nn.Linear(64, 64), False
+
+    def forward(self, inputs, depth=2):
+        if depth == 0 and self.breaks:
+            raise KeyboardInterrupt
+        inner = self(inputs, depth - 1) if depth else inputs
+        return self.layer(inner).tanh()
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_a_forward_that_ctrl_c_breaks_off_packs_nothing_afterwards(removed):
+    model, batch = Recursive(), rows()[0]
+    handle = smaq.apply(model, **ONLY_MAPS)
+    model(batch).sum().backward()
+    usual = handle.report()["saved"]["tensors"]
+    model.breaks = True
+    with pytest.raises(KeyboardInterrupt):
+        model(batch)
+    model.breaks = False
+    if removed:
+        handle.remove()
+    else:
+        model(batch).sum().backward()
+        usual *= 2
+    (torch.randn(100, 64, requires_grad=True) ** 2).sum().backward()  # outside of the model
+    assert handle.report()["saved"]["tensors"] == usual
+    handle.remove()
+
+
 def test_a_map_that_is_not_finite_is_seen_by_the_training():
     model = mlp()
     with smaq.apply(model, **ONLY_MAPS, smallest=64) as handle:

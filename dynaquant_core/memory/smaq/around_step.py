@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,17 +31,10 @@ def attach_step(
                 _settle(parameter.grad, coder, "gradient", place)
 
     def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            settle_gradients()
-            return None
-
-        def watched() -> Any:
-            loss = closure()
-            settle_gradients()
-            return loss
-
-        return (args[0], watched, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
+        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+            return _behind_closure(args, kwargs, settle_gradients)
+        settle_gradients()
+        return None
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         for place, parameter in _stepped(optimizer, name):
@@ -52,6 +45,18 @@ def attach_step(
 
     handles: list[Any] = [optimizer.register_step_pre_hook(before)] if gradients else []
     return handles + ([optimizer.register_step_post_hook(after)] if weights or state else [])
+
+
+def _behind_closure(args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]) -> Any:
+    """A step's arguments, its closure followed by ``then``."""
+    closure = args[1] if len(args) > 1 else kwargs["closure"]
+
+    def watched() -> Any:
+        loss = closure()
+        then()
+        return loss
+
+    return (args[0], watched, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
 
 
 def _stepped(optimizer: Optimizer, name: str) -> Iterator[tuple[str, Tensor]]:

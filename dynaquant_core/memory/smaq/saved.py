@@ -6,10 +6,12 @@ batch that it was called with, which live anyway, and what `Coder.takes` does no
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +25,9 @@ from dynaquant_core.memory.smaq.format import Packed
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 
 __all__ = ["Ledger", "SavedMaps"]
+
+#: What every call of a module runs, its hooks and its forward inside.
+CALL = nn.Module._call_impl.__code__
 
 
 class Ledger:
@@ -77,6 +82,7 @@ class SavedMaps:
         return [
             self.model.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
             self.model.register_forward_hook(leave, always_call=True),
+            self,
         ]
 
     @contextmanager
@@ -87,22 +93,53 @@ class SavedMaps:
 
     def _enter(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         wanted = is_own(model, self.model) and model.training and torch.is_grad_enabled()
+        self._drop_broken_off()
         hooks: AbstractContextManager[Any] | None = _Forward(self, (args, kwargs)).hooks() if wanted else None
         if hooks is not None:
             hooks.__enter__()
-        self._stack().append(hooks)
+        self._stack().append((hooks, _call()))
 
     def _exit(self, *_: Any) -> None:
         stack = self._stack()
-        hooks = stack.pop() if stack else None
+        hooks, _call = stack.pop() if stack else (None, None)
         if hooks is not None:
             hooks.__exit__(None, None, None)
+
+    def remove(self) -> None:
+        """Ends what a forward pass that was broken off has left open on this thread."""
+        self._drop_broken_off()
+
+    def _drop_broken_off(self) -> None:
+        """Closes forward passes that nothing runs any more.
+
+        After an exception that is no `Exception`, such as Ctrl-C in a notebook, torch calls no forward hook:
+        all that autograd saves from then on would be packed.  A pass that still runs is the outer one of a
+        model that calls itself.
+        """
+        stack = self._stack()
+        while stack and stack[-1][1] is not None and not _is_running(stack[-1][1]):
+            self._exit()
 
     def _stack(self) -> list[Any]:
         if not hasattr(self._open, "stack"):
             self._open.stack = []
         stack: list[Any] = self._open.stack
         return stack
+
+
+def _call() -> FrameType | None:
+    """The call of the module whose hook asks; None: torch makes it in another way."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not CALL:
+        frame = frame.f_back
+    return frame
+
+
+def _is_running(call: FrameType) -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is call
 
 
 class _Forward:
@@ -187,8 +224,8 @@ class Kept:
         if self.tensor._version != self.version:
             raise GradientError(
                 f"SmaQ: a tensor of shape {tuple(self.tensor.shape)} that backward needs was written to in "
-                f"place after it was saved (version {self.tensor._version}, expected {self.version}): a "
-                f"weight that was stepped, a batch that was changed; write to it after backward, or to a clone."
+                f"place after it was saved (version {self.tensor._version}, expected {self.version}), such as "
+                f"a weight by a step or a batch; write to it after backward, or to a clone."
             )
         return self.tensor
 
