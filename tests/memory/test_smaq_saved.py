@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import UserDict
 
 import pytest
 import torch
@@ -203,6 +204,23 @@ def test_masks_integers_small_ones_and_parameters_are_left_alone():
         assert node._saved_mat2.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
         out.sum().backward()
         assert "saved" not in handle.report()
+
+
+def test_a_batch_in_any_mapping_is_left_alone():
+    """Those of processors and tokenizers are no dictionaries of Python's own."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 8)
+
+        def forward(self, batch):
+            return self.layer(batch["pixels"])
+
+    net = Net()
+    with smaq.apply(net, **ONLY_MAPS) as handle:
+        net(UserDict(pixels=torch.randn(64, 64))).sum().backward()
+    assert "saved" not in handle.report()
 
 
 def test_evaluation_and_no_grad_are_untouched():

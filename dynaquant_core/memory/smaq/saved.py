@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -224,8 +224,8 @@ class Kept:
         if self.tensor._version != self.version:
             raise GradientError(
                 f"SmaQ: a tensor of shape {tuple(self.tensor.shape)} that backward needs was written to in "
-                f"place after it was saved (version {self.tensor._version}, expected {self.version}), such as "
-                f"a weight by a step or a batch; write to it after backward, or to a clone."
+                f"place after it was saved (version {self.tensor._version}, expected {self.version}), as a "
+                f"weight by a step or a batch; write to it after backward, or to a clone."
             )
         return self.tensor
 
@@ -258,7 +258,7 @@ def tensors_of(tree: Any) -> Iterator[Tensor]:
     """The tensors of nested tuples, lists and mappings."""
     if isinstance(tree, Tensor):
         yield tree
-    elif isinstance(tree, dict):
+    elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors_of(item)
     elif isinstance(tree, (tuple, list)):
