@@ -160,6 +160,28 @@ def test_removed_it_is_gone_and_the_training_is_the_plain_one():
     assert all(torch.equal(*pair) for pair in zip(life(True), life(False), strict=True))
 
 
+class Positions(nn.Module):
+    """Gives a parameter of its own, as learned positions and prompts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(64, 64))
+
+    def forward(self):
+        return self.table
+
+
+def test_a_layer_that_hands_on_a_parameter_leaves_no_hooks_on_it():
+    """They would code its gradient once for each pass so far, and go on after `remove`."""
+    positions, layer = Positions(), nn.Linear(64, 4)
+    model = nn.ModuleList([positions, layer])
+    with smaq.apply(model, adamw(model), **OFF | {"gradient_maps": True}, smallest=64) as handle:
+        for step in range(3):
+            layer(rows(step)[0] + positions()).square().sum().backward()
+            assert handle.report()["gradient map"]["tensors"] == step + 1, "of the linear layer"
+    assert not positions.table._backward_hooks
+
+
 @pytest.mark.parametrize("feature_maps", ["saved", "inline"])
 def test_a_deep_copy_is_not_coded(feature_maps):
     """A teacher or a moving average, which no `remove` would ever reach."""

@@ -52,7 +52,8 @@ def _hook(
             return tensor
         if features and tensor.untyped_storage().data_ptr() not in seen:  # a view of it was coded before
             tensor = _Settled.apply(tensor, coder, place)  # type: ignore[no-untyped-call]
-        if gradients and tensor.requires_grad:
+        # A leaf is a parameter or an input handed on: it outlives this pass, and so would a hook on it.
+        if gradients and tensor.requires_grad and not tensor.is_leaf:
             tensor.register_hook(  # type: ignore[no-untyped-call]
                 lambda gradient: coder.settle(gradient, "gradient map", place)
             )
