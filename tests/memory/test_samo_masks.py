@@ -239,6 +239,24 @@ def test_a_refusal_changes_nothing():
     samo.wrap(model, optimizer)
 
 
+def test_an_optimizer_in_accelerates_wrapper_is_refused_and_nothing_is_changed():
+    """The wrapper is an optimizer by its class and calls none of an optimizer's hooks."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed in this environment")
+    from accelerate import Accelerator
+
+    model, optimizer = small()
+    wrapper = Accelerator(cpu=True).prepare(optimizer)
+    before = model[0].weight.clone()
+    with pytest.raises(ConfigError, match=r"AcceleratedOptimizer wraps .*the one inside"):
+        samo.wrap(model, wrapper)
+    assert model[0].weight.dtype == torch.float32
+    assert torch.equal(model[0].weight, before)
+    samo.wrap(model, wrapper.optimizer)
+    model(torch.ones(1, 6)).sum().backward()
+    wrapper.step()
+    assert not torch.equal(model[0].weight.float(), before)
+
+
 def test_a_model_that_was_cast_or_replaced_after_wrap_is_refused_at_the_step():
     model, optimizer = small()
     samo.wrap(model, optimizer, dtype=torch.float32)

@@ -290,6 +290,22 @@ def test_bad_arguments_are_refused_before_anything_is_hooked(given, told):
     smaq.apply(model, adamw(model)).remove()
 
 
+def test_an_optimizer_in_accelerates_wrapper_is_refused_before_anything_is_hooked():
+    """The wrapper is an optimizer by its class and calls none of an optimizer's hooks."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed in this environment")
+    from accelerate import Accelerator
+
+    model = mlp()
+    wrapper = Accelerator(cpu=True).prepare(adamw(model))
+    with pytest.raises(ConfigError, match=r"AcceleratedOptimizer wraps .*give the one inside"):
+        smaq.apply(model, wrapper)
+    assert not any(module._forward_hooks for module in model.modules())
+    with smaq.apply(model, wrapper.optimizer) as handle:
+        model(rows()[0]).sum().backward()
+        wrapper.step()
+    assert handle.report()["gradient"]["tensors"] == 2
+
+
 def test_a_second_one_is_refused():
     model = mlp()
     optimizer = adamw(model)

@@ -31,6 +31,11 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
         isinstance(optimizer, Optimizer),
         f"samo: optimizer is {type(optimizer).__name__}, expected torch.optim.Optimizer.",
     )
+    require(
+        hasattr(optimizer, "_optimizer_step_pre_hooks"),
+        f"samo: {type(optimizer).__name__} wraps an optimizer and calls no hooks itself; wrap the model with "
+        "the one inside (Accelerate: .optimizer).",
+    )
     refused = (torch.optim.SparseAdam, *((torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()))
     require(
         not isinstance(optimizer, refused),

@@ -215,6 +215,11 @@ def _require_arguments(
     for one in optimizers.values():
         good = isinstance(one, Optimizer)
         require(good, f"SmaQ: {type(one).__name__} is no torch.optim.Optimizer.")
+        require(
+            hasattr(one, "_optimizer_step_pre_hooks"),
+            f"SmaQ: {type(one).__name__} wraps an optimizer and calls no hooks itself; give the one inside "
+            f"(Accelerate: .optimizer).",
+        )
     require_choice("SmaQ", "feature_maps", feature_maps, ("saved", "inline", None))
     for name, value, least in (("reuse", reuse, 0), ("smallest", smallest, 1)):
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
