@@ -1,6 +1,8 @@
 """In float32 SAMO is masked dense training, bit for bit."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -204,3 +206,19 @@ def test_a_deep_copy_of_the_model_is_a_model_of_its_own():
     model_before = {name: one.clone() for name, one in model.state_dict().items()}
     average.load_state_dict({name: torch.ones_like(one) for name, one in before.items()})
     assert all(torch.equal(one, model_before[name]) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("unwrapped", [True, False])
+def test_a_wrapped_model_that_nobody_holds_is_freed(unwrapped):
+    """A sweep wraps one model after another."""
+    model = conv()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    handle = samo.wrap(model, optimizer)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    if unwrapped:
+        handle.unwrap()
+    gone = weakref.ref(model.head.weight)
+    del model, optimizer, handle
+    gc.collect()
+    assert gone() is None

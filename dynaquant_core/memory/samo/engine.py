@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -79,10 +80,11 @@ class Engine:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
-        for slot in self.slots:
+        for place, slot in enumerate(self.slots):
             if slot.gradient is not None:
                 param: Any = slot.param
-                self._handles.append(param.register_post_accumulate_grad_hook(partial(self._produced, slot)))
+                hook = partial(_on_gradient, weakref.ref(self), place)
+                self._handles.append(param.register_post_accumulate_grad_hook(hook))
 
     def remove(self) -> None:
         """Hooks off; model and optimizer dense again, in their own dtypes, zeros where it is pruned."""
@@ -148,7 +150,7 @@ class Engine:
         return Reducer(self.buckets, group, load=self._collector.load, deliver=self._collector.deliver)
 
     @torch.no_grad()
-    def _produced(self, slot: Slot, _: Tensor) -> None:
+    def produced(self, slot: Slot) -> None:
         """A gradient is complete."""
         if self._reducer is None or not self.syncing:
             if not slot.own:
@@ -206,3 +208,10 @@ class Engine:
             if gradient is not None and not bool(torch.isfinite(gradient).all()):
                 return slot.name
         return "a parameter that is not the model's"
+
+
+def _on_gradient(engine: weakref.ref[Engine], place: int, _: Tensor) -> None:
+    """A parameter's hook.  Torch hides these from the collector: one that held the model would keep it."""
+    owner = engine()
+    if owner is not None:
+        owner.produced(owner.slots[place])
