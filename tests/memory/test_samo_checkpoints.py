@@ -130,6 +130,49 @@ def test_loading_weights_into_the_model_alone_moves_theta32_along():
     assert all(torch.equal(one, loaded[name]) for name, one in model.state_dict().items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("then", ["step", "save", "unwrap"])
+def test_weights_that_are_written_into_the_model_stay(dtype, then):
+    """A part's own `load_state_dict`, clipped weights: theta32 would undo them at the next step."""
+    model, optimizer, handle = build(dtype=dtype)
+    masks = handle.masks()
+    with torch.no_grad():
+        first, second, *_ = (dict(model.named_parameters())[name] for name in masks)
+        first.clamp_(-0.01, 0.01)
+        second.fill_(0.5)
+    written = [one.detach().float().clone() for one in (first, second)]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    if then == "step":
+        train(model, optimizer, range(1))
+    elif then == "save":
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    else:
+        handle.unwrap()
+    for one, before, mask in zip((first, second), written, masks.values(), strict=False):
+        assert torch.equal(one.float(), before.masked_fill(~mask, 0))
+
+
+def test_a_parts_own_weights_are_loaded_and_the_others_keep_their_bits():
+    model, optimizer, _ = build(net=conv)
+    train(model, optimizer, range(2))
+
+    def theta32():
+        return {one["name"]: one["theta32"].clone() for one in optimizer.state_dict()["samo"]["layers"]}
+
+    before = theta32()
+    model.head.load_state_dict(
+        {name: torch.full_like(one, 0.25) for name, one in model.head.state_dict().items()}
+    )
+    after = theta32()
+    assert {name for name in after if not torch.equal(after[name], before[name])} == {
+        "head.weight",
+        "head.bias",
+    }
+    assert (after["head.weight"] == 0.25).all()
+    assert (after["head.bias"] == 0.25).all()
+
+
 def test_states_of_other_runs_are_refused_and_nothing_is_changed(tmp_path):
     model, optimizer, _ = build()
     train(model, optimizer, range(2))

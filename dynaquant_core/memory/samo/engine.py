@@ -113,19 +113,36 @@ class Engine:
                     self.temporary += halves[dtype].untyped_storage().nbytes()
                 view = halves[dtype][offset : offset + slot.kept]
                 slot.spread(view.view(slot.master.shape), slot.param)
+        self._versions = [(slot.param._version, slot.master._version) for slot in self.slots]
 
-    @torch.no_grad()
     def follow_model(self) -> None:
         """theta32 follows what was loaded into the model, keeping its bits where theta16 did not change.
 
         Raises:
             StateMismatchError: the model's parameters were replaced by others.
         """
+        self._follow([slot for slot in self.slots if not slot.own])
+
+    def follow_writes(self) -> None:
+        """The same of the parameters that were written to since they were expanded.
+
+        A part's ``load_state_dict``, clipped or averaged weights: a dense training goes on from those, and
+        here the next step would undo them.  Where theta32 was written to as well, it counts.
+        """
+        written = [
+            slot
+            for slot, (half, full) in zip(self.slots, self._versions, strict=True)
+            if not slot.own and slot.param._version != half and slot.master._version == full
+        ]
+        if written:
+            self._follow(written)
+
+    @torch.no_grad()
+    def _follow(self, slots: list[Slot]) -> None:
         self.require_same()
-        for slot in self.slots:
-            if not slot.own:
-                loaded, expected = slot.gather(slot.param), slot.master.to(slot.param.dtype)
-                slot.master.copy_(torch.where(loaded == expected, slot.master, loaded.to(torch.float32)))
+        for slot in slots:
+            loaded, expected = slot.gather(slot.param), slot.master.to(slot.param.dtype)
+            slot.master.copy_(torch.where(loaded == expected, slot.master, loaded.to(torch.float32)))
         self.expand()
 
     def require_same(self) -> None:
@@ -161,6 +178,7 @@ class Engine:
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Judges the gradients; those of a closure when they have been made, at expanded weights."""
+        self.follow_writes()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._judge()

@@ -221,6 +221,7 @@ class Samo:
             )
         if self.active:
             return False
+        self.engine.follow_writes()
         weights = {slot.name: slot.master.detach() for slot in self.engine.slots}
         masks = self._plan.masks(weights, self.model, self._names)
         if self._bird.look(masks):
@@ -230,6 +231,7 @@ class Samo:
 
     def unwrap(self) -> None:
         """Gives the dense model back in its own dtypes, pruned weights zero, and the optimizer over it."""
+        self.engine.follow_writes()
         self.engine.remove()
         for handle in self._handles:
             handle.remove()
@@ -244,6 +246,7 @@ class Samo:
         self.engine = Engine(self.model, self.optimizer, self._names, masks, **self._settings)
 
     def _on_save(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        self.engine.follow_writes()
         pruner = None if self._bird is None else self._bird.state_dict()
         return to_state(self.engine, state, active=self.active, pruner=pruner)
 
