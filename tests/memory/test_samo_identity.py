@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory import samo
 from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, equal, gpt, loss_of, twin
 
@@ -130,6 +131,25 @@ def test_weights_that_do_not_lie_in_rows_are_written_too(layout):
     train_both(model, optimizer, dense)
     assert equal(model, other)
     assert not any(torch.equal(before[name], one) for name, one in model.named_parameters())
+
+
+def test_what_was_unwrapped_is_the_users_own_and_unwrapping_again_does_nothing():
+    """A ``finally`` that unwraps once more must not put weights of before back."""
+    model = conv()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    handle = samo.wrap(model, optimizer, pruner=samo.EarlyBird(window=1))
+    handle.end_epoch()
+    handle.unwrap()
+    for step in range(2):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    before = copy.deepcopy(model)
+    handle.unwrap()
+    with pytest.raises(ConfigError, match=r"end_epoch after unwrap\(\)"):
+        handle.end_epoch()
+    assert equal(model, before)
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
 
 
 def test_frozen_parameters_and_those_of_nobody_stay_as_they_are():

@@ -159,7 +159,7 @@ class Samo:
         settings: Mapping[str, Any],
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.active = bird is None
+        self.active, self._ended = bird is None, False
         self._names, self._plan, self._bird, self._settings = names, plan, bird, dict(settings)
         self._skipped = 0
         self.engine = Engine(model, optimizer, names, masks, **self._settings)
@@ -213,8 +213,9 @@ class Samo:
         From then on the model is pruned; weights and moments go on from what they are.
 
         Raises:
-            ConfigError: the pruner is not an early bird.
+            ConfigError: the pruner is not an early bird, or the model was unwrapped.
         """
+        require(not self._ended, "samo: end_epoch after unwrap(); wrap the model again to go on pruning.")
         if self._bird is None:
             raise ConfigError(
                 "samo: end_epoch is for pruner='early_bird'; this model's mask was drawn at wrap."
@@ -230,7 +231,13 @@ class Samo:
         return self.active
 
     def unwrap(self) -> None:
-        """Gives the dense model back in its own dtypes, pruned weights zero, and the optimizer over it."""
+        """Gives the dense model back in its own dtypes, pruned weights zero, and the optimizer over it.
+
+        Again: does nothing.
+        """
+        if self._ended:
+            return
+        self._ended = True
         self.engine.follow_writes()
         self.engine.remove()
         for handle in self._handles:
