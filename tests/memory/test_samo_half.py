@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from dynaquant_core.errors import GradientError
+from dynaquant_core.errors import GradientError, StateMismatchError
 from dynaquant_core.memory import samo
 from tests.memory.samo_nets import OPTIMIZERS, conv, gpt, loss_of
 
@@ -140,3 +140,29 @@ def test_gradients_that_are_not_finite_are_refused_and_nothing_is_stepped(bad):
     loss_of(model, 0).backward()
     optimizer.step()
     assert handle.skipped == 0
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "added"])
+def test_a_parameter_that_is_trained_later_is_refused_not_stepped_with_a_scaled_gradient(how):
+    """As in gradual unfreezing: it has no theta32, and nothing would take the scale off its gradient."""
+    model = conv()
+    model.head.requires_grad_(requires_grad=False)
+    held = list(model.parameters()) if how == "unfrozen" else list(model.body.parameters())
+    optimizer = torch.optim.SGD(held, lr=0.1)
+    handle = samo.wrap(model, optimizer, sparsity=0.5, loss_scale=1024.0)
+    handle.scale(loss_of(model, 0)).backward()
+    optimizer.step()
+    model.head.requires_grad_(requires_grad=True)
+    if how == "added":
+        optimizer.add_param_group({"params": list(model.head.parameters())})
+    before = [one.clone() for one in model.parameters()]
+    handle.scale(loss_of(model, 1)).backward()
+    with pytest.raises(StateMismatchError, match=r"frozen or not in.*'head.weight', 'head.bias';.*unwrap"):
+        optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+    handle.unwrap()
+    optimizer.zero_grad()
+    handle = samo.wrap(model, optimizer, sparsity=0.5, loss_scale=1024.0)
+    handle.scale(loss_of(model, 2)).backward()
+    optimizer.step()
+    assert not torch.equal(model.head.weight, before[-2])

@@ -163,6 +163,24 @@ class Engine:
                     f"{now.dtype} on {now.device}; move and cast the model before samo.wrap."
                 )
 
+    def _require_known(self) -> None:
+        """Raises StateMismatchError where something is trained now that was not when the model was wrapped.
+
+        In plain float32 it trains as it would anyway; else its gradient would be scaled, or each rank's own.
+        """
+        if self.dtype == torch.float32 and not self._skips and self._reducer is None:
+            return
+        known = {slot.master for slot in self.slots}
+        held = [one for group in self.optimizer.param_groups for one in group["params"]]
+        strange = {one for one in held if one.requires_grad and one.grad is not None} - known
+        if strange:
+            names = [name for name, one in names_of(self.model).items() if one in strange]
+            raise StateMismatchError(
+                "samo: trained now, but frozen or not in the optimizer when the model was wrapped: "
+                f"{', '.join(map(repr, names[:5])) or 'parameters of another model'}; nothing was stepped; "
+                "unwrap(), then wrap model and optimizer as they are now."
+            )
+
     def _reducing(self, group: dist.ProcessGroup) -> Reducer:
         return Reducer(self.buckets, group, load=self._collector.load, deliver=self._collector.deliver)
 
@@ -199,6 +217,7 @@ class Engine:
     def _judge(self) -> None:
         """Refuses gradients that are not finite, or drops them where the loss is scaled."""
         self.require_same()
+        self._require_known()
         if self._reducer is not None:
             self._reducer.require_done()
         if getattr(self.optimizer, "found_inf", None) is not None:
