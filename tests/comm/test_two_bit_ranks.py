@@ -95,6 +95,12 @@ def test_warm_up_is_the_dense_all_reduce(two):
         assert record["step"] == 4
 
 
+def test_warm_up_is_the_dense_all_reduce_of_three_ranks_too(tmp_path):
+    """A third is no float32: to divide by three and to multiply by a third round otherwise."""
+    for record in play(RANKS, tmp_path, 3, "warmup")["warmup"]:
+        assert record["as dense"] == [True, True, False, False]
+
+
 def test_accumulated_gradients_are_compressed_once(two):
     of = senders(2)
     arrived = []

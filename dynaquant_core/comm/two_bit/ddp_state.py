@@ -100,7 +100,8 @@ class TwoBitState:
         self._sent.clear()
 
     def _dense(self, buffer: Tensor) -> Future[Tensor]:
-        return dense(buffer.div_(self.settings.divisor(self.ranks)), self.group)
+        # DDP multiplies by the reciprocal: where ranks are no power of two, that is another float32.
+        return dense(buffer.mul_(1.0 / self.settings.divisor(self.ranks)), self.group)
 
     def _compressed(self, bucket: Bucket) -> Future[Tensor]:
         buffer, views = bucket.buffer(), views_of(bucket)
