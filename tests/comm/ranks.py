@@ -243,6 +243,16 @@ class Rank:
         found["built in"] = refusal(lambda: two_bit.register(built_in))
         return found
 
+    def sparse(self):
+        """What an embedding with sparse gradients meets, at its first step."""
+        model = nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 1))
+        parallel = DistributedDataParallel(model)
+        state = two_bit.register(parallel, warmup=5)
+        found = {"backward": refusal(lambda: parallel(torch.tensor([self.rank])).sum().backward())}
+        found["residual"] = list(state.residual("module.1.weight").shape)
+        found["other"] = refusal(lambda: state.residual("1.wieght"))
+        return found
+
     def alone(self):
         """A job of one rank compresses as any other."""
         model = wrapped()
@@ -255,6 +265,8 @@ class Rank:
             return {"rounds": two_bit.serve(servers)}
         arrived, net = [], Products()
         with two_bit.Worker(net, servers, BY_NAME, BELOW, warmup=1) as worker:
+            net.c.grad = torch.zeros(SIZES["c"]).to_sparse()
+            sparse = refusal(worker.exchange)
             for step in range(STEPS if self.rank == 0 else STEPS - 1):
                 for name, value in gradients(self.rank, step).items():
                     net.get_parameter(name).grad = value
@@ -269,6 +281,7 @@ class Rank:
             "held": residual,
             "whose": whose,
             "closed": closed,
+            "sparse": sparse,
             "pushed": worker.bytes_pushed,
         }
 

@@ -20,7 +20,7 @@ RANKS = "tests.comm.ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     acts = "steps", "warmup", "accumulate", "unused", "strange", "scaled", "convolutions", "traffic"
-    return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "restored", "refused")
+    return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "restored", "refused", "sparse")
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +185,20 @@ def test_a_state_moves_to_other_buckets(two):
         assert record["untouched"]
 
 
+def test_sparse_gradients_are_one_clear_error_at_the_first_step(two):
+    for record in two["sparse"]:
+        name, text = record["backward"]
+        assert name == "UnsupportedStateError"
+        assert "the gradient of '0.weight' is a torch.sparse_coo tensor" in text
+
+
+def test_a_residual_goes_by_either_name_and_no_other(two):
+    for record in two["sparse"]:
+        assert record["residual"] == [1, 4]
+        assert record["other"][0] == "ConfigError"
+        assert "did you mean '1.weight'?" in record["other"][1]
+
+
 def test_what_may_not_be_registered(two):
     for record in two["refused"]:
         name, text = record["rank 1 differs"]
@@ -217,6 +231,8 @@ def test_the_parameter_server_equals_the_reference(four):
         assert record["held"] == residuals(of, rank)
         assert record["whose"] == [rank, 2, STEPS - rank]
         assert record["closed"][0] == "ConfigError"
+        assert record["sparse"][0] == "UnsupportedStateError"
+        assert "the gradient of 'c' is a torch.sparse_coo tensor" in record["sparse"][1]
     count = sum(math.prod(shape) for shape in SIZES.values())
     packed = second["pushed"] - 4 * count
     assert packed % (STEPS - 2) == 0

@@ -18,7 +18,8 @@ from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.residuals import Residuals
 from dynaquant_core.comm.two_bit.saved import put_back, state_of
 from dynaquant_core.comm.two_bit.settings import TwoBitSettings
-from dynaquant_core.config import require
+from dynaquant_core.config import nearest, require
+from dynaquant_core.state import bare_name
 
 __all__ = ["TwoBitState"]
 
@@ -69,12 +70,28 @@ class TwoBitState:
             )
 
     def residual(self, name: str) -> Tensor:
-        """What a parameter's gradients have left unsent: float32 of its shape, live."""
+        """What a parameter's gradients have left unsent: float32 of its shape, live.
+
+        Args:
+            name: of the parameter, with or without what wrappers put into it.
+
+        Raises:
+            ConfigError: no parameter of that name is trained; the nearest is named.
+        """
+        known, found = self._residuals.by_name, bare_name(name)
+        require(found in known, f"two_bit: no parameter {name!r} is trained; {nearest(found, known)}")
         self._settle()
-        return self._residuals.by_name[name]
+        return known[found]
 
     def exchange(self, bucket: Bucket) -> Future[Tensor]:
-        """Starts the exchange of one bucket; the future holds its reduced gradients."""
+        """Starts the exchange of one bucket; the future holds its reduced gradients.
+
+        Raises:
+            UnsupportedStateError: its gradient is sparse; in the warm-up too, for it could not end.
+        """
+        if bucket.buffer().layout != torch.strided:
+            names = ", ".join(repr(self._names[parameter]) for parameter in bucket.parameters())
+            require_floating(bucket.buffer(), f"the gradient of {names}")
         if bucket.index() == 0:
             self._settle()
             self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())

@@ -157,9 +157,13 @@ class Worker:
 
         Raises:
             ConfigError: the worker is closed.
+            UnsupportedStateError: a gradient is sparse; nothing was sent.
             RankLostError: a server is gone, perhaps after a worker; gradients stay this worker's own.
         """
         require(not self._closed, "two_bit: the worker is closed; make a new one, and new servers, to go on.")
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                require_floating(parameter.grad, f"the gradient of {name!r}")
         views = self._views()
         for view, parameter in zip(views, self._parameters.values(), strict=True):
             view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
