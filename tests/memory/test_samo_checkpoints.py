@@ -173,6 +173,18 @@ def test_a_parts_own_weights_are_loaded_and_the_others_keep_their_bits():
     assert (after["head.bias"] == 0.25).all()
 
 
+def test_a_state_of_other_groups_is_refused_before_weights_or_masks_are_touched():
+    _, optimizer, _ = build(1)
+    model = gpt()
+    groups = [{"params": [one]} for one in model.parameters()]
+    handle = samo.wrap(model, torch.optim.AdamW(groups), sparsity=0.5)
+    before, share = copy.deepcopy(model.state_dict()), handle.sparsity
+    with pytest.raises(StateMismatchError, match=r"with groups of .* this one has .*Nothing was restored"):
+        handle.optimizer.load_state_dict(optimizer.state_dict())
+    assert handle.sparsity == share
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
 def test_states_of_other_runs_are_refused_and_nothing_is_changed(tmp_path):
     model, optimizer, _ = build()
     train(model, optimizer, range(2))

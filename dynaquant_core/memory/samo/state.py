@@ -115,6 +115,7 @@ def from_state(engine: Engine, state: Mapping[str, Any]) -> Stored:
             masks[name] = _mask(layer, slot)
         theta32[name] = _theta32(layer, slot, masks.get(name))
     _require_all(theta32, engine)
+    _require_groups(engine, state)
     return Stored(bool(found["active"]), masks, theta32, found["pruner"])
 
 
@@ -157,6 +158,17 @@ def _theta32(layer: Mapping[str, Any], slot: Slot, mask: Tensor | None) -> Tenso
             "Nothing was restored."
         )
     return values
+
+
+def _require_groups(engine: Engine, state: Mapping[str, Any]) -> None:
+    """The optimizer looks at its groups too, but when masks and weights have been put back."""
+    was = [len(group["params"]) for group in state["param_groups"]]
+    now = [len(group["params"]) for group in engine.optimizer.param_groups]
+    if was != now:
+        raise StateMismatchError(
+            f"samo: the state is of an optimizer with groups of {was} parameters, this one has {now}; build "
+            "the optimizer as it was then. Nothing was restored."
+        )
 
 
 def _require_all(theta32: Mapping[str, Tensor], engine: Engine) -> None:
