@@ -99,6 +99,7 @@ def plan(
     require_number("samo.plan", "sparsity", sparsity, 0.0, 1.0, open_high=True)
     for name, seconds in {"memory": memory, "forward": forward, "backward": backward}.items():
         require_number("samo.plan", name, seconds, 0.0, math.inf, open_high=True)
+    require_number("samo.plan", "moments", moments, 0, 64)
     kept = parameters - round(sparsity * parameters)
     wanted = {
         "dense": (sum(dense_bytes(parameters, moments=moments).values()), parameters),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dynaquant_core.config import require
 from dynaquant_core.memory.samo.engine import Engine
 from dynaquant_core.memory.samo.formula import TERMS, dense_bytes, samo_bytes
 from dynaquant_core.memory.samo.swap import moments_of
@@ -83,6 +84,9 @@ def memory_report(handle: Samo) -> MemoryReport:
     Args:
         handle: what `wrap` gave.
 
+    Raises:
+        ConfigError: it is something else.
+
     Example:
         >>> from dynaquant_core.memory import samo
         >>> model = torch.nn.Linear(512, 512, bias=False)
@@ -94,6 +98,10 @@ def memory_report(handle: Samo) -> MemoryReport:
         >>> report.formula == 8 * 512**2, round(report.measured / report.formula, 3), round(report.saved, 2)
         (True, 1.0, 0.6)
     """
+    require(
+        isinstance(handle, Samo),
+        f"samo.memory_report: expected the handle that samo.wrap gave, got {type(handle).__name__}.",
+    )
     engine = handle.engine
     slots = engine.slots
     parameters = sum(slot.param.numel() for slot in slots)

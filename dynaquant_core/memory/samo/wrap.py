@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 import torch
@@ -30,6 +31,7 @@ from dynaquant_core.memory.samo.places import mask_of
 from dynaquant_core.memory.samo.reduce import Group, agree, broadcast, resolve
 from dynaquant_core.memory.samo.state import from_state, numbered, to_state
 from dynaquant_core.memory.samo.swap import require_optimizer
+from dynaquant_core.state import bare_name, matches
 
 __all__ = ["Samo", "wrap"]
 
@@ -96,7 +98,7 @@ def wrap(
     if loss_scale is not None:
         require_number("samo", "loss_scale", loss_scale, 2.0**-64, 2.0**64)
     bird = _bird(pruner)
-    patterns = (dense,) if isinstance(dense, str) else tuple(dense)
+    patterns = _patterns(dense, model)
     plan = _Plan(DEFAULT_SPARSITY if sparsity is None else sparsity, scope, patterns, embeddings)
     if mask is None:
         plan.require_something(model, names)
@@ -293,6 +295,19 @@ def _require(model: nn.Module, optimizer: Optimizer) -> list[str]:
         if parameter in held:
             require_layer(name, parameter)
     return names
+
+
+def _patterns(dense: Any, model: nn.Module) -> tuple[str, ...]:
+    """The patterns of `wrap`; one that covers nothing would leave what it was meant for to the pruner."""
+    found = (dense,) if isinstance(dense, str) else tuple(dense) if isinstance(dense, Sequence) else (dense,)
+    names = [bare_name(name) for name, _ in model.named_parameters(remove_duplicate=False)]
+    for one in found:
+        require(isinstance(one, str), f"samo: dense must be patterns of names, got {one!r}.")
+        if not any(matches(name, [one]) for name in names):
+            near = get_close_matches(one, names, n=1, cutoff=0.3)
+            hint = f"did you mean {near[0]!r}?" if near else "use names of model.named_parameters()."
+            raise ConfigError(f"samo: pattern {one!r} of dense covers no parameter; {hint}")
+    return found
 
 
 def _bird(pruner: Any) -> EarlyBird | None:
