@@ -223,6 +223,39 @@ def test_a_batch_in_any_mapping_is_left_alone():
     assert "saved" not in handle.report()
 
 
+class WithLoss(nn.Module):
+    """Takes its labels along, as language models of Hugging Face do; classes are the second dimension."""
+
+    def __init__(self, after):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.after = nn.Linear(64, 48), after
+
+    def forward(self, inputs, labels):
+        logits = self.layer(inputs).unflatten(0, (-1, *self.after)).movedim(-1, 1)
+        return functional.cross_entropy(logits, labels.view(-1, *self.after))
+
+
+@pytest.mark.parametrize("after", [(), (4, 8)])
+def test_a_loss_inside_of_the_model_keeps_its_gradient_where_predictions_are_sure(after):
+    """Coded, a probability of one would be clamped to next to none, and a learnt label be learnt again."""
+    inputs = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for coded in (False, True):
+        model = WithLoss(after)
+        labels = model.layer(inputs).argmax(1)
+        with torch.no_grad():
+            model.layer.weight.mul_(20)
+        handle = smaq.apply(model, **ONLY_MAPS)
+        if not coded:
+            handle.remove()
+        model(inputs.requires_grad_(), labels).backward()
+        handle.remove()
+        found.append(model.layer.weight.grad)
+    exact, coded = found
+    assert (coded - exact).norm() < 0.05 * exact.norm()
+
+
 def test_evaluation_and_no_grad_are_untouched():
     model = mlp()
     with smaq.apply(model, **ONLY_MAPS) as handle:

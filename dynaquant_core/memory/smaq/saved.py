@@ -26,6 +26,9 @@ from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 
 __all__ = ["Ledger", "SavedMaps"]
 
+#: How far from 1 the sum of a row's probabilities may be, their logarithms being of half precision.
+NEAR = 0.05
+
 #: What every call of a module runs, its hooks and its forward inside.
 CALL = nn.Module._call_impl.__code__
 
@@ -167,7 +170,7 @@ class _Forward:
         """
         if not self.coder.takes(tensor) or type(tensor) not in (Tensor, nn.Parameter):
             return Kept.of(tensor)
-        if address(tensor) in self.spared:
+        if address(tensor) in self.spared or is_log_probabilities(tensor):
             return Kept.of(tensor)
         with torch.no_grad():
             flat, view = flat_run(tensor)
@@ -247,6 +250,25 @@ def is_own(module: nn.Module, own: nn.Module) -> bool:
     A deep copy (a moving average, a teacher) brings the hooks along and is nobody's to code.
     """
     return module is own or getattr(module, "_is_replica", False)
+
+
+def is_log_probabilities(tensor: Tensor) -> bool:
+    """Whether a tensor is what a cross-entropy inside of the model saves, by its first column or row.
+
+    Its backward takes exp(value) - 1 at the labels: a value near zero that is clamped to two deviations from
+    the mean gives confident predictions the gradient of wrong ones, and training goes astray.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 9.0], [-9.0, 1.0]])
+        >>> is_log_probabilities(logits.log_softmax(1)), is_log_probabilities(logits)
+        (True, False)
+    """
+    for dimension in {min(1, tensor.dim() - 1), tensor.dim() - 1}:
+        one = tensor.detach()[tuple(slice(None) if at == dimension else 0 for at in range(tensor.dim()))]
+        high, total = torch.stack([one.max().float(), one.float().exp().sum()]).tolist()
+        if one.numel() > 1 and high <= 0 and abs(total - 1) < NEAR:
+            return True
+    return False
 
 
 def address(tensor: Tensor) -> int:
