@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from torch.optim import Optimizer
@@ -14,6 +15,10 @@ __all__ = ["SmaQCallback"]
 
 #: What the Trainer's model and optimizer are given for, or would not survive a resume.
 TAKEN = ("model", "optimizer", "generator", "reuse")
+
+
+#: By which callback a model is coded: where a training raised or was interrupted, the next one ends that.
+_coding: weakref.WeakKeyDictionary[Any, weakref.ref[SmaQCallback]] = weakref.WeakKeyDictionary()
 
 
 class SmaQCallback(TrainerCallback):
@@ -50,10 +55,15 @@ class SmaQCallback(TrainerCallback):
     def on_train_begin(self, *_: Any, **told: Any) -> None:
         """Model and optimizer are there."""
         self._end()  # of a training that raised
+        former = _coding.pop(told["model"], lambda: None)()
+        if former is not None:
+            former._end()  # likewise, of another Trainer
         optimizer = told.get("optimizer")
         inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper steps without hooks
         given = inner if isinstance(inner, Optimizer) else None
         self.handle = smaq.apply(told["model"], given, **self.settings)
+        _coding[told["model"]] = weakref.ref(self)
+        self._ending = weakref.finalize(self, self.handle.remove)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its way
         """Every step has draws of its own, the same on every rank."""
@@ -67,5 +77,5 @@ class SmaQCallback(TrainerCallback):
     def _end(self) -> None:
         if self.handle is not None:
             self._report = self.handle.report()
-            self.handle.remove()
+            self._ending()
             self.handle = None

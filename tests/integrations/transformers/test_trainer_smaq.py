@@ -1,6 +1,9 @@
 """SmaQ in the real Trainer: less is held, a resumed run is the uninterrupted one, it ends with training."""
 
+import gc
+
 import pytest
+from transformers import TrainerCallback
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_transformers import DynaQuantCallback, SmaQCallback
@@ -27,6 +30,29 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     again = trainer(tmp_path / "run", SmaQCallback(), DynaQuantCallback(**EXACT), model=gpt(seed=9), **given)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     assert everything(again) == everything(whole)
+
+
+class Interrupting(TrainerCallback):
+    """Ctrl-C in a notebook, at the second step."""
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_training_that_was_interrupted_does_not_bar_the_next_trainer(tmp_path, kept):
+    model = gpt()
+    first = trainer(tmp_path, SmaQCallback(), Interrupting(), model=model, max_steps=4, save_strategy="no")
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    if not kept:
+        del first
+        gc.collect()
+    coding = SmaQCallback()
+    trainer(tmp_path, coding, model=model, max_steps=2, save_strategy="no").train()
+    assert coding.report()["weight"]["tensors"] > 0
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_what_the_trainer_gives_is_not_asked_for():
