@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import os
 import signal
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
@@ -145,60 +142,6 @@ def test_the_adam_step_stays_bounded_because_second_moments_do():
     assert moved < 20 * 1e-3 * 3, "a step of Adam moves a weight by about its learning rate"
 
 
-def test_removed_it_is_gone_and_the_training_is_the_plain_one():
-    def life(applied):
-        model = mlp()
-        optimizer = adamw(model)
-        if applied:
-            handle = smaq.apply(model, optimizer)
-            handle.remove()
-            handle.remove()
-        for step in range(3):
-            train(model, optimizer, rows(step))
-        return bits(model.parameters())
-
-    assert all(torch.equal(*pair) for pair in zip(life(True), life(False), strict=True))
-
-
-class Positions(nn.Module):
-    """Gives a parameter of its own, as learned positions and prompts do."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Parameter(torch.ones(64, 64))
-
-    def forward(self):
-        return self.table
-
-
-def test_a_layer_that_hands_on_a_parameter_leaves_no_hooks_on_it():
-    """They would code its gradient once for each pass so far, and go on after `remove`."""
-    positions, layer = Positions(), nn.Linear(64, 4)
-    model = nn.ModuleList([positions, layer])
-    with smaq.apply(model, adamw(model), **OFF | {"gradient_maps": True}, smallest=64) as handle:
-        for step in range(3):
-            layer(rows(step)[0] + positions()).square().sum().backward()
-            assert handle.report()["gradient map"]["tensors"] == step + 1, "of the linear layer"
-    assert not positions.table._backward_hooks
-
-
-@pytest.mark.parametrize("feature_maps", ["saved", "inline"])
-def test_a_deep_copy_is_not_coded(feature_maps):
-    """A teacher or a moving average, which no `remove` would ever reach."""
-    model, (inputs, _) = mlp(), rows()
-    with smaq.apply(model, adamw(model), feature_maps=feature_maps) as handle:
-        copied = copy.deepcopy(model)
-        copied(inputs).sum().backward()
-        assert not handle.report().keys() - {"memory"}
-        assert handle.report().get("memory", {"peak": 0})["peak"] == 0
-        model(inputs).sum().backward()
-        assert handle.report()["gradient map"]["tensors"] > 0
-    plain = mlp()
-    plain(inputs).sum().backward()
-    for one, other in zip(copied.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
-
-
 def test_the_trainings_own_random_stream_is_untouched():
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -253,18 +196,6 @@ def test_statistics_are_used_again_as_often_as_asked():
     assert anew not in {None, first}
 
 
-@pytest.mark.parametrize("removed", [True, False])
-def test_models_and_handles_are_let_go(removed):
-    model = mlp()
-    handle = smaq.apply(model, adamw(model))
-    gone = weakref.ref(model)
-    if removed:
-        handle.remove()
-    del model, handle
-    gc.collect()
-    assert gone() is None
-
-
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -288,22 +219,6 @@ def test_bad_arguments_are_refused_before_anything_is_hooked(given, told):
     assert not model._forward_pre_hooks
     assert not any(module._forward_hooks for module in model.modules())
     smaq.apply(model, adamw(model)).remove()
-
-
-def test_an_optimizer_in_accelerates_wrapper_is_refused_before_anything_is_hooked():
-    """The wrapper is an optimizer by its class and calls none of an optimizer's hooks."""
-    pytest.importorskip("accelerate", reason="accelerate is not installed in this environment")
-    from accelerate import Accelerator
-
-    model = mlp()
-    wrapper = Accelerator(cpu=True).prepare(adamw(model))
-    with pytest.raises(ConfigError, match=r"AcceleratedOptimizer wraps .*give the one inside"):
-        smaq.apply(model, wrapper)
-    assert not any(module._forward_hooks for module in model.modules())
-    with smaq.apply(model, wrapper.optimizer) as handle:
-        model(rows()[0]).sum().backward()
-        wrapper.step()
-    assert handle.report()["gradient"]["tensors"] == 2
 
 
 def test_a_second_one_is_refused():

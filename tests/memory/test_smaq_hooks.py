@@ -1,0 +1,109 @@
+"""What SmaQ hooks and holds: nothing that outlives it, nothing of copies, nothing behind a wrapper."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.memory import smaq
+from tests.memory.nets import bits, mlp, rows, train
+
+OFF = {
+    "feature_maps": None,
+    "gradient_maps": False,
+    "gradients": False,
+    "weights": False,
+    "optimizer_state": False,
+}
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def test_removed_it_is_gone_and_the_training_is_the_plain_one():
+    def life(applied):
+        model = mlp()
+        optimizer = adamw(model)
+        if applied:
+            handle = smaq.apply(model, optimizer)
+            handle.remove()
+            handle.remove()
+        for step in range(3):
+            train(model, optimizer, rows(step))
+        return bits(model.parameters())
+
+    assert all(torch.equal(*pair) for pair in zip(life(True), life(False), strict=True))
+
+
+class Positions(nn.Module):
+    """Gives a parameter of its own, as learned positions and prompts do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(64, 64))
+
+    def forward(self):
+        return self.table
+
+
+def test_a_layer_that_hands_on_a_parameter_leaves_no_hooks_on_it():
+    """They would code its gradient once for each pass so far, and go on after `remove`."""
+    positions, layer = Positions(), nn.Linear(64, 4)
+    model = nn.ModuleList([positions, layer])
+    with smaq.apply(model, adamw(model), **OFF | {"gradient_maps": True}, smallest=64) as handle:
+        for step in range(3):
+            layer(rows(step)[0] + positions()).square().sum().backward()
+            assert handle.report()["gradient map"]["tensors"] == step + 1, "of the linear layer"
+    assert not positions.table._backward_hooks
+
+
+@pytest.mark.parametrize("feature_maps", ["saved", "inline"])
+def test_a_deep_copy_is_not_coded(feature_maps):
+    """A teacher or a moving average, which no `remove` would ever reach."""
+    model, (inputs, _) = mlp(), rows()
+    with smaq.apply(model, adamw(model), feature_maps=feature_maps) as handle:
+        copied = copy.deepcopy(model)
+        copied(inputs).sum().backward()
+        assert not handle.report().keys() - {"memory"}
+        assert handle.report().get("memory", {"peak": 0})["peak"] == 0
+        model(inputs).sum().backward()
+        assert handle.report()["gradient map"]["tensors"] > 0
+    plain = mlp()
+    plain(inputs).sum().backward()
+    for one, other in zip(copied.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("removed", [True, False])
+def test_models_and_handles_are_let_go(removed):
+    model = mlp()
+    handle = smaq.apply(model, adamw(model))
+    gone = weakref.ref(model)
+    if removed:
+        handle.remove()
+    del model, handle
+    gc.collect()
+    assert gone() is None
+
+
+def test_an_optimizer_in_accelerates_wrapper_is_refused_before_anything_is_hooked():
+    """The wrapper is an optimizer by its class and calls none of an optimizer's hooks."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed in this environment")
+    from accelerate import Accelerator
+
+    model = mlp()
+    wrapper = Accelerator(cpu=True).prepare(adamw(model))
+    with pytest.raises(ConfigError, match=r"AcceleratedOptimizer wraps .*give the one inside"):
+        smaq.apply(model, wrapper)
+    assert not any(module._forward_hooks for module in model.modules())
+    with smaq.apply(model, wrapper.optimizer) as handle:
+        model(rows()[0]).sum().backward()
+        wrapper.step()
+    assert handle.report()["gradient"]["tensors"] == 2
