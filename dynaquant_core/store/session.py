@@ -205,6 +205,8 @@ class Session:
         base = self._base
         if base is None or base.depth >= self._max_chain or not base.fits(division):
             return None
+        if self._writer.wants_key(base):
+            return None
         if all(_is_unchanged(path, identity) for path, identity in base.files):
             return base
         try:  # somebody touched a file of the chain: is it whole?

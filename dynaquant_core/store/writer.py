@@ -94,6 +94,27 @@ class Writer:
             with guarded("make removals durable in", self._folder):
                 sync_folder(self._folder)
 
+    def wants_key(self, base: Base) -> bool:
+        """Whether ``keep_within`` leaves no room for another link of a base's chain, but room for a new key.
+
+        What a delta builds on must stay, all of it; what stays beside a key are the pinned steps alone.  How
+        large the delta will be is not known yet: it counts like the chain's key, which it is not larger than.
+        """
+        scan = self._catalogue.scan()
+        newest = scan.by_digest(base.link.digest)
+        if self._policy.keep_within is None or newest is None:
+            return False
+        key = newest
+        while (below := scan.by_digest(key.base_digest or "")) is not None:
+            key = below
+        room = self._policy.keep_within - key.size
+        pinned = self._pinned(scan)
+        return total([*pinned, newest], scan.entries) > room >= total(pinned, scan.entries)
+
+    def _pinned(self, scan: Scan) -> list[Entry]:
+        newest = current(scan.entries)
+        return [newest[step] for step in read_pins(self._folder) if step in newest]
+
     def _require_base(self, scan: Scan, sealed: Sealed) -> None:
         link = sealed.link
         if link is not None and scan.by_digest(link.digest) is None:
@@ -107,10 +128,8 @@ class Writer:
         budget = self._policy.keep_within
         if budget is None:
             return
-        newest = current(scan.entries)
-        pinned = [newest[step] for step in read_pins(self._folder) if step in newest]
         base = scan.by_digest(sealed.link.digest) if sealed.link else None
-        must_stay = total([*pinned, *([base] if base else [])], scan.entries) + sealed.estimate()
+        must_stay = total([*self._pinned(scan), *([base] if base else [])], scan.entries) + sealed.estimate()
         if must_stay > budget:
             raise BudgetError(
                 f"Saving step {sealed.step} would need about {must_stay:,} bytes with the checkpoints that "

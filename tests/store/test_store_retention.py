@@ -129,6 +129,35 @@ def test_keep_within_a_budget(tmp_path: Path) -> None:
     assert store.steps() == [6, 7, 8]
 
 
+@pytest.mark.parametrize("room", [1.4, 2.6, 3.4])
+def test_a_chain_that_outgrows_the_budget_is_followed_by_a_key(tmp_path: Path, room: float) -> None:
+    """All that a delta builds on must stay, so the budget would refuse this save and every one after it."""
+    size = exact_store(tmp_path / "one").save(1, small_state(1)).stored_bytes
+    store = exact_store(tmp_path / "many", keep_within=int(room * size))
+    for step in range(1, 30):
+        store.save(step, small_state(step))
+        used = sum(file.stat().st_size for file in checkpoint_files(tmp_path / "many"))
+        assert used <= room * size
+    assert store.verify(deep=True) == []
+    assert is_same(exact_store(tmp_path / "many").load(), small_state(29))
+
+
+def test_a_budget_that_has_room_for_a_chain_gets_one(tmp_path: Path) -> None:
+    size = exact_store(tmp_path / "one").save(1, small_state(1)).stored_bytes
+    store = exact_store(tmp_path / "many", keep_within=12 * size, max_chain=4)
+    kinds = [store.save(step, small_state(step)).kind for step in range(1, 6)]
+    assert kinds == ["key", "delta", "delta", "delta", "delta"]
+
+
+def test_a_delta_that_fits_is_tried_where_no_key_would(tmp_path: Path) -> None:
+    """A pinned chain takes nearly all of the budget; what did not change costs next to nothing."""
+    size = exact_store(tmp_path / "one").save(1, small_state(1)).stored_bytes
+    store = exact_store(tmp_path / "many", keep_within=int(1.5 * size))
+    store.save(1, small_state(1))
+    store.pin(1)
+    assert store.save(2, small_state(1)).kind == "delta"
+
+
 def test_pins_outlive_everything(tmp_path: Path) -> None:
     filled(tmp_path, (1, 2, 3), max_chain=0)
     with CheckpointStore(tmp_path) as one:
