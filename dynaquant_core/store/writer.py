@@ -112,8 +112,13 @@ class Writer:
         return total([*pinned, newest], scan.entries) > room >= total(pinned, scan.entries)
 
     def _pinned(self, scan: Scan) -> list[Entry]:
+        """The pinned checkpoints; none where the pins are damaged, which stops retention (`tidy` says so)."""
         newest = current(scan.entries)
-        return [newest[step] for step in read_pins(self._folder) if step in newest]
+        try:
+            pins = read_pins(self._folder)
+        except CorruptFileError:
+            return []
+        return [newest[step] for step in pins if step in newest]
 
     def _require_base(self, scan: Scan, sealed: Sealed) -> None:
         link = sealed.link

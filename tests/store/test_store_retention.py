@@ -173,16 +173,17 @@ def test_pins_outlive_everything(tmp_path: Path) -> None:
         store.pin(2)
 
 
+@pytest.mark.parametrize("policy", [{"keep_last": 1}, {"keep_within": "100kB"}])
 def test_damaged_pins_stop_retention_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: dict[str, Any]
 ) -> None:
-    store = exact_store(tmp_path, keep_last=1, max_chain=0)
+    store = exact_store(tmp_path, max_chain=0, **policy)
     store.save(1, small_state(1))
     store.pin(1)
     (tmp_path / "pins.json").write_text('{"pins": "all"}')
-    for step in (2, 3):
+    for step in (2, 3, 4, 5, 6):
         store.save(step, small_state(step))
-    assert store.steps() == [1, 2, 3]
+    assert store.steps() == [1, 2, 3, 4, 5, 6]
     assert "damaged" in caplog.text
     with pytest.raises(dq.CorruptFileError, match="delete it to unpin all"):
         store.pin(2)
