@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import model_state
@@ -114,6 +115,8 @@ def _differences(prefix: str, live: Mapping[str, Any], stored: Any) -> list[str]
 def _difference(live: Tensor, stored: Any) -> list[str]:
     if live.is_meta:
         return ["has no memory yet (meta device): materialise the model first"]
+    if is_lazy(live):
+        return ["has no shape yet (lazy module): run one forward pass first"]
     if not isinstance(stored, Tensor):
         return [f"is {type(stored).__name__} in the checkpoint"]
     if (live.shape, live.dtype) == (stored.shape, stored.dtype):

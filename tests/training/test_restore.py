@@ -3,6 +3,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import lr_scheduler
 
 from dynaquant_core.errors import ConfigError, StateMismatchError
@@ -213,6 +214,10 @@ def on_meta(net):
     net.head = nn.Linear(32, 4, device="meta")
 
 
+def lazy(net):
+    net.head = nn.LazyLinear(4)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -223,6 +228,7 @@ def on_meta(net):
         (changed_dtype, ["head.bias is (4,) float32 in the checkpoint and (4,) float16 in the model"]),
         (changed_name, ["tail.weight is not in the checkpoint", "head.weight is not in the model"]),
         (on_meta, ["head.weight has no memory yet"]),
+        (lazy, ["head.weight has no shape yet", "run one forward pass first"]),
     ],
 )
 def test_a_changed_model_is_an_error_that_names_the_tensors_and_touches_nothing(change, words):
@@ -232,7 +238,9 @@ def test_a_changed_model_is_an_error_that_names_the_tensors_and_touches_nothing(
     tree = stored(capture(run, 1))
     change(other)
     resumed = Subject(other, torch.optim.AdamW(other.parameters()))
-    state = {key: value for key, value in other.state_dict().items() if not value.is_meta}
+    state = {
+        key: value for key, value in other.state_dict().items() if not (value.is_meta or is_lazy(value))
+    }
     before, rng = bits(state), torch.get_rng_state()
     with pytest.raises(StateMismatchError) as caught:
         put_back(resumed, tree)
