@@ -42,6 +42,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return GOOD
+    except SystemExit as ended:  # what typer makes of such a reader
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return GOOD
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted; what was committed stays.")
         return PROBLEM

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO
 
-__all__ = ["complain", "raise_volume", "say", "show_messages"]
+__all__ = ["complain", "on_terminal", "raise_volume", "say", "show_messages"]
 
 LOGGER = logging.getLogger("dynaquant_core")
 
@@ -38,10 +40,20 @@ def raise_volume() -> None:
     LOGGER.setLevel(min(LOGGER.level, logging.INFO))
 
 
+def on_terminal() -> bool:
+    """Whether a person watches stderr."""
+    err: TextIO | None = sys.stderr  # None where the process was started without
+    return err is not None and err.isatty()
+
+
 def say(line: str) -> None:
-    """One line for a person, on stderr."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    """One line for a person, on stderr; where it cannot be written the work goes on without."""
+    err: TextIO | None = sys.stderr
+    if err is None:
+        return
+    with suppress(OSError):
+        err.write(f"{line}\n")
+        err.flush()
 
 
 def complain(line: str) -> None:

@@ -6,14 +6,17 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from dynaquant_core.errors import StorageError
 
 __all__ = [
     "Json",
@@ -22,6 +25,7 @@ __all__ = [
     "emit",
     "plain",
     "print_table",
+    "result",
     "share",
     "size",
     "times",
@@ -36,9 +40,32 @@ WIDTH_OF_A_PIPE = 160
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
+@contextmanager
+def result() -> Iterator[TextIO]:
+    """Standard output, made whole behind the block.
+
+    Raises:
+        StorageError: there is none (a daemon closed it), or where it goes the system refuses (a full disk).
+        BrokenPipeError: its reader has seen enough.
+    """
+    out: TextIO | None = sys.stdout  # None where the process was started without
+    if out is None:
+        raise StorageError("There is no standard output for the result; send it to a file or to /dev/null.")
+    try:
+        yield out
+        out.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"Cannot write the result to standard output: {error.strerror or error}; send it elsewhere."
+        ) from error
+
+
 def write_line(text: str) -> None:
     """One line of result."""
-    sys.stdout.write(f"{text}\n")
+    with result() as out:
+        out.write(f"{text}\n")
 
 
 def emit(data: Any) -> None:
@@ -54,10 +81,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(name.lstrip("<"), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
-    width = None if sys.stdout.isatty() else WIDTH_OF_A_PIPE
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(Text(title, style="bold"), soft_wrap=True)  # on its own: a narrow table would fold it
-    console.print(table)
+    with result() as out:
+        width = None if out.isatty() else WIDTH_OF_A_PIPE
+        console = Console(file=out, width=width, highlight=False)
+        console.print(Text(title, style="bold"), soft_wrap=True)  # on its own: a narrow table would fold it
+        console.print(table)
 
 
 def plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from dynaquant_core.cli.messages import say
+from dynaquant_core.cli.messages import on_terminal, say
 
 __all__ = ["Watch", "watching", "working"]
 
@@ -30,7 +30,7 @@ QUIET_SECONDS = 10.0
 def working(what: str) -> Iterator[None]:
     """Marks work of unknown length: a spinner with the time, or a line before and a line after."""
     start = time.monotonic()
-    if sys.stderr.isatty():
+    if on_terminal():
         text = TextColumn("{task.description}", markup=False)
         with Progress(SpinnerColumn(), text, TimeElapsedColumn(), console=_terminal(), transient=True) as bar:
             bar.add_task(what, total=None)
@@ -44,7 +44,7 @@ def working(what: str) -> Iterator[None]:
 @contextmanager
 def watching() -> Iterator[Watch]:
     """A `Watch` whose bars are on screen as long as the block runs."""
-    if not sys.stderr.isatty():
+    if not on_terminal():
         yield Watch(None)
         return
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()

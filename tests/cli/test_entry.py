@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -166,3 +168,39 @@ def test_a_reader_that_has_seen_enough_is_no_problem(looked_at: Path) -> None:
     command = f"{show} | head -c 10 >/dev/null; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_is_gone_before_the_first_line_is_no_problem(looked_at: Path) -> None:
+    with subprocess.Popen(process("log", str(looked_at)), stdout=PIPE, stderr=PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        told = running.stderr.read()
+    assert (running.returncode, told) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("where", "told"), [(">/dev/full", "No space left on device"), (">&-", "There is no standard output")]
+)
+@pytest.mark.parametrize("words", ["log", "verify"])
+def test_a_result_that_cannot_be_written_is_one_line(
+    looked_at: Path, words: str, where: str, told: str
+) -> None:
+    command = f"{shlex.join(process(*words.split(), str(looked_at)))} {where}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert told in done.stderr
+    assert "This is a bug" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
+def test_work_is_done_where_nobody_is_told_of_it(looked_at: Path, where: str) -> None:
+    command = f"{shlex.join(process('verify', str(looked_at)))} {where}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "good, 3 checkpoints checked" in done.stdout
+
+
+def process(*words: str) -> list[str]:
+    """The command line as a process of its own."""
+    return [sys.executable, "-c", "import sys; from dynaquant_core.cli import main; sys.exit(main())", *words]
