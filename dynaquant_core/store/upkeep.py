@@ -62,6 +62,8 @@ class Upkeep:
             stay = kept(scan.entries, self._policy, read_pins(self._folder))
             self._session.forget(self._rebase(stay, self._max_chain))
             self._writer.tidy()
+            there = {entry.digest for entry in self._catalogue.scan().entries}
+            self._session.forget(entry.digest for entry in scan.entries if entry.digest not in there)
 
     def delete(self, step: int) -> None:
         """Removes every file of a step, after what builds on one was written anew."""

@@ -110,6 +110,21 @@ def test_links_that_are_written_anew_are_not_built_on(tmp_path: Path, remove: st
     assert all(is_same(fresh.load(step), small_state(step)) for step in fresh.steps())
 
 
+def test_a_link_that_compact_removed_is_not_called_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The full chain goes back to its middle, which nothing needs any more once the newest stands alone."""
+    with exact_store(tmp_path, max_chain=4, keep_last=1) as store:
+        for step in range(1, 6):
+            store.save(step, small_state(step))
+        store.compact()
+        assert store.steps() == [5]
+        with caplog.at_level(logging.WARNING):
+            assert store.save(6, small_state(6)).kind == "key"
+    assert caplog.text == ""
+    assert is_same(CheckpointStore(tmp_path).load(), small_state(6))
+
+
 def test_retention_keeps_what_the_second_line_needs_and_no_more(tmp_path: Path) -> None:
     with exact_store(tmp_path, max_chain=4, keep_last=1) as store:
         kept = [(store.save(step, small_state(step)), store.steps())[1] for step in range(1, 9)]
