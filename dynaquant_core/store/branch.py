@@ -12,7 +12,7 @@ That delta spans more training than its neighbours, which costs less than a key 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from dynaquant_core.store.meta import BaseLink
 from dynaquant_core.store.parts import Base
@@ -50,6 +50,12 @@ class Branch:
             return None
         link, self._link = self._link, None
         return link if link != newest.link else None
+
+    def merged(self, chain: Sequence[BaseLink]) -> None:
+        """Tells that links were merged: a middle that waits is now that of the chain as it is, key first."""
+        if self._link is not None:
+            middle = self._max_chain // 2
+            self._link = chain[middle] if middle < len(chain) else None
 
     def forget(self, digests: Collection[str] | None = None) -> None:
         """Tells that these files cannot be built on any more; None: no file, for the run was restored."""

@@ -139,7 +139,14 @@ class Session:
             return None
         self._base = self.last = base
         self._writer.tidy()
+        self._branch.merged(self._links_of(base))
         return time.perf_counter() - started
+
+    def _links_of(self, base: Base) -> list[BaseLink]:
+        """The files of a base's chain, key first, as deltas on them would name them."""
+        entries = {entry.path: entry for entry in self._catalogue.scan().entries}
+        chain = [entries[path] for path, _ in base.files if path in entries]
+        return [BaseLink(entry.step, entry.meta.sequence, entry.digest) for entry in chain]
 
     def _go_back(self, link: BaseLink | None) -> None:
         """Makes an older link the base, read from its file; a key is next where that cannot be read."""

@@ -10,8 +10,10 @@ import torch
 
 import dynaquant_core as dq
 from dynaquant_core.config import LatticeConfig
+from dynaquant_core.methods.lc import Lc
 from dynaquant_core.store import CheckpointStore
 from tests.store.kit import checkpoint_files, exact_store, is_same, small_state
+from tests.store.merging import TWO, state_of
 from tests.store.test_store_lattice import Run, lattice_store
 
 
@@ -123,6 +125,18 @@ def test_a_link_that_compact_removed_is_not_called_damaged(
             assert store.save(6, small_state(6)).kind == "key"
     assert caplog.text == ""
     assert is_same(CheckpointStore(tmp_path).load(), small_state(6))
+
+
+def test_a_middle_that_was_merged_away_is_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Links above and below it became one, in the background: the chain has another middle since."""
+    options = {"method": Lc(super_step=2), "max_chain": 3, "keep_last": 2}
+    with caplog.at_level(logging.WARNING), CheckpointStore(tmp_path, **options) as store:
+        kinds = [store.save(step, state_of(step), config=TWO).kind for step in range(1, 15)]
+    assert caplog.text == ""
+    assert [place for place, kind in enumerate(kinds) if kind == "key"] == [0, 7]
+    assert CheckpointStore(tmp_path).verify(deep=True) == []
 
 
 def test_retention_keeps_what_the_second_line_needs_and_no_more(tmp_path: Path) -> None:
