@@ -238,9 +238,7 @@ def test_a_changed_model_is_an_error_that_names_the_tensors_and_touches_nothing(
     tree = stored(capture(run, 1))
     change(other)
     resumed = Subject(other, torch.optim.AdamW(other.parameters()))
-    state = {
-        key: value for key, value in other.state_dict().items() if not (value.is_meta or is_lazy(value))
-    }
+    state = {key: value for key, value in other.state_dict().items() if not (value.is_meta or is_lazy(value))}
     before, rng = bits(state), torch.get_rng_state()
     with pytest.raises(StateMismatchError) as caught:
         put_back(resumed, tree)
