@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dynaquant_core.config import LatticeConfig
+from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice import Lattice
 from dynaquant_core.methods.lattice.cells import Cells
 from tests.methods.conftest import layers, trained
@@ -56,6 +57,33 @@ def test_a_reader_made_from_the_page_alone_of_moves_that_are_flagged():
         weights = trained(weights, 0.02, seed)
         weights["large.weight"].view(-1)[seed] = 30.0 * (-1) ** seed
     assert flagged == 4  # neither the key nor the first after a restore
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_reader_made_from_the_page_alone_of_rows_that_stay(dtype):
+    """A table of which some rows are zeros and others are never trained; the run is restored twice."""
+    table = torch.randn(300, 16, dtype=dtype)
+    table[[0, 7]] = 0
+    types = {"embed.weight": "embedding", "other.weight": "linear"}
+    state = {"embed.weight": table, "other.weight": torch.randn(40, 40, dtype=dtype)}
+    ref, page, marks = None, {}, []
+    for number in range(7):
+        _, held, read, streams = store(
+            LATTICE, state, ref, LatticeConfig(scale=0.5), Hints(layer_types=types)
+        )
+        page = lattice_reader.decode(streams, page)
+        assert_same(read.state(), {name: tensor.values for name, tensor in page.items()})
+        marks.append(page["embed.weight"].still.tolist())
+        restored = number in {1, 4}
+        ref = read if restored else held
+        if restored:
+            state = read.state()
+        state["embed.weight"][50:120] += 0.1 * torch.randn(70, 16).to(dtype)
+        state["other.weight"] += 0.1
+    assert [row.count(1) for row in marks] == [0, 0, 228, 228, 228, 228, 228]
+    assert all(row.count(2) == 2 for row in marks)
+    rekeyed = lattice_reader.decode(StreamTable(LATTICE.rekey(ref), state), {})
+    assert_same(ref.state(), {name: tensor.values for name, tensor in rekeyed.items()})
 
 
 def test_the_offsets_that_are_printed():

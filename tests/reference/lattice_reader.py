@@ -33,6 +33,7 @@ class Tensor:
     width: str = ""
     exact: torch.Tensor | None = None
     factor: float = 1.0
+    still: np.ndarray | None = None
 
     @property
     def lattice(self):
@@ -141,6 +142,8 @@ def decode(source, base):
     epoch = struct.unpack_from("<I", layout.tobytes())[0]
     kinds, low, high, groups = layout[17 : 17 + 4 * count].reshape(4, count).astype(int)
     schemes = layout[17 + 4 * count :].tolist()
+    staying = kinds >= 16
+    kinds -= 16 * staying
     other = kinds >= 8  # multiplied by a factor
     factors = np.ones(count)
     if other.any():
@@ -171,7 +174,27 @@ def decode(source, base):
         members = [name for name in run if found[name].step]
         if members:
             fill_run(source, members, number, found, base, group_of)
+    for name in np.array(list(specs))[staying]:
+        stay(source, name, found[name], base.get(name))
     return {name: found[name] for name in specs}
+
+
+def stay(source, name, own, below):
+    """Writes rows that are not read off the lattice."""
+    rows, spec = len(own.values), source.specs[name]
+    context = None if below is None else below.still
+    marks = fetch(source, name, "still", np.uint8, rows, context)
+    own.still = np.where(marks == 3, 1, marks).astype(np.uint8)
+    matrix = own.values.view(rows, -1)
+    matrix[marks == 2] = 0
+    if (marks == 1).any():
+        matrix[marks == 1] = below.values.reshape(rows, -1)[marks == 1]
+    if (marks == 3).any():
+        count = int((marks == 3).sum()) * matrix.shape[1]
+        words = fetch(source, name, "rows", f"u{own.values.element_size()}", count)
+        given = torch.from_numpy(words.view(np.uint8).copy()).view(dtype_of(spec.dtype))
+        matrix[marks == 3] = given.view(-1, matrix.shape[1])
+    own.exact.view(rows, -1)[own.still > 0] = matrix[own.still > 0].float()
 
 
 def fill_run(source, members, number, found, base, group_of):

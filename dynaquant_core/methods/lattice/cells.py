@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.methods.lattice import motion_kernels as kernels
+from dynaquant_core.methods.lattice.rows import StillRows
 from dynaquant_core.quantize.lattice import MIDDLE, dequantise, offset_key, quantise
 from dynaquant_core.state.pages import empty_tensor
 from dynaquant_core.state.spec import TensorSpec
@@ -60,6 +61,7 @@ class Cells:
         epoch: of the lattice.
         alphabet: `NARROW` or `WIDE`.
         factor: that values are multiplied by beside the step (`norm`).
+        rows: that are not read off the lattice; None: there are none.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Cells:
     epoch: int
     alphabet: Alphabet
     factor: float = 1.0
+    rows: StillRows | None = None
 
     @property
     def key(self) -> int:
@@ -89,11 +92,11 @@ class Cells:
         return np.flatnonzero(self.packed < least)
 
     def head(self, count: int) -> Cells:
-        """The first ``count`` weights as a tensor of their own that decodes to the same values."""
+        """The first ``count`` weights as a tensor of their own on the same lattice, all of them."""
         packed = self.packed[:count]
         escaped = int(np.count_nonzero(packed < (1 << self.alphabet.shift)))
         spec = TensorSpec((packed.size,), self.spec.dtype)
-        return replace(self, spec=spec, packed=packed, outliers=self.outliers[:escaped])
+        return replace(self, spec=spec, packed=packed, outliers=self.outliers[:escaped], rows=None)
 
     def write(self, out: Tensor) -> None:
         """Decodes into a floating tensor of the same number of elements, on its device, in its dtype."""
@@ -106,6 +109,8 @@ class Cells:
                 symbols[self.marks()] = np.where(fits, self.outliers + MIDDLE, 0).astype(np.uint8)
                 escapes = self.outliers[~fits]
         dequantise(symbols, escapes, self.step * self.factor, self.key, out)
+        if self.rows is not None:
+            self.rows.write(out)
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""

@@ -18,6 +18,7 @@ from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import BF16, KEPT, NEW, PLAIN, Layout, Row
 from dynaquant_core.methods.lattice.motion import KeptLattice, Motion, motion
 from dynaquant_core.methods.lattice.outliers import outliers_of
+from dynaquant_core.methods.lattice.rows import read_rows
 from dynaquant_core.methods.lattice.run_code import run_keys, tables_of
 from dynaquant_core.methods.lattice.runs import expanded, runs_of
 from dynaquant_core.methods.streams import decode_stream
@@ -77,7 +78,15 @@ class Reader:
         else:
             cells = self._moved(empty, self.schemes[tuple(names)]) if empty else []
         kept = self._outliers(cells) if cells else []
-        return found | {own.name: own for own in kept}
+        return found | {own.name: self._staying(own) for own in kept}
+
+    def _staying(self, own: Cells) -> Cells:
+        if not self.rows[own.name].stays:
+            return own
+        below = self.base.get(own.name)
+        known = below.rows if isinstance(below, Cells) else None
+        rows = read_rows(self.source, own.name, known, None if below is None else below.tensor)
+        return replace(own, rows=rows)
 
     def _plain(self, name: str, spec: TensorSpec, bf16: bool) -> Plain:
         bits = empty_words(TensorSpec(spec.shape, "bfloat16") if bf16 else spec)

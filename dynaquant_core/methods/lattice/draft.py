@@ -16,6 +16,7 @@ from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import BF16, EXACT, KEPT, NEW, NEW_WIDE, Layout, Row
 from dynaquant_core.methods.lattice.motion import motion
 from dynaquant_core.methods.lattice.plan import Plan
+from dynaquant_core.methods.lattice.rows import row_streams
 from dynaquant_core.methods.lattice.run_code import RunCode, run_code
 from dynaquant_core.methods.lattice.runs import runs_of
 from dynaquant_core.methods.words import CODECS, Plain, plain_of
@@ -98,7 +99,7 @@ class LatticeDraft:
         cells = cells_of(name, self._live[name], goes.drawn_in, goes.epoch, goes.alphabet, goes.spread)
         if cells is None:
             return plain_of(self._live[name], bf16=False)
-        return replace(cells, step=goes.step, factor=goes.factor)
+        return replace(cells, step=goes.step, factor=goes.factor, rows=goes.rows)
 
     def _below(self, name: str) -> Cells | Plain | None:
         return None if self._base is None else self._base.tensors.get(name)
@@ -114,10 +115,15 @@ class LatticeDraft:
         cells = [own for own in members.values() if isinstance(own, Cells)]
         code = code_of(cells, {} if self._base is None else self._base.tensors) if cells else None
         words = [self._words(name, own) for name, own in members.items() if isinstance(own, Plain)]
+        words += [stream for own in cells for stream in self._rows(own)]
         groups = {} if code is None else dict(zip(code.names, code.groups, strict=True))
         rows = {name: row_of(own, self._below(name), groups.get(name, 0)) for name, own in members.items()}
         size = sum(len(stream.payload) for stream in words) + (0 if code is None else code.bytes)
         return Run(RunRow(rows, 0 if code is None else code.scheme, size), code, words)
+
+    def _rows(self, own: Cells) -> Iterator[Stream]:
+        below = self._below(own.name)
+        return row_streams(own.name, own.rows, below.rows if isinstance(below, Cells) else None)
 
     def _words(self, name: str, own: Plain) -> Stream:
         """A tensor that is on no lattice."""
@@ -168,7 +174,7 @@ class Run:
     Args:
         row: what is kept of it.
         code: of its tensors on a lattice; None where there is none.
-        words: streams of the others.
+        words: streams of the others, and of the rows that stay.
     """
 
     row: RunRow
@@ -185,10 +191,11 @@ def row_of(own: Cells | Plain, below: Cells | Plain | None, group: int) -> Row:
     """How the layout says where a tensor is."""
     if isinstance(own, Plain):
         return Row(BF16 if own.bf16 else EXACT)
+    stays = own.rows is not None
     if isinstance(below, Cells) and (below.step, below.epoch, below.alphabet) == (
         own.step,
         own.epoch,
         own.alphabet,
     ):
-        return Row(KEPT, 0.0, group, own.factor)
-    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group, own.factor)
+        return Row(KEPT, 0.0, group, own.factor, stays)
+    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group, own.factor, stays)

@@ -21,13 +21,27 @@ from dynaquant_core.methods.lattice.contexts import CLASSES, is_scheme
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.lattice import is_step
 
-__all__ = ["BF16", "EXACT", "FACTORS", "KEPT", "NEW", "NEW_WIDE", "PLAIN", "SHORTENED", "Layout", "Row"]
+__all__ = [
+    "BF16",
+    "EXACT",
+    "FACTORS",
+    "KEPT",
+    "NEW",
+    "NEW_WIDE",
+    "PLAIN",
+    "SHORTENED",
+    "STAYING",
+    "Layout",
+    "Row",
+]
 
 #: How a tensor is held: on its base's lattice; on a new one in narrow or wide cells; in words.
 KEPT, NEW, NEW_WIDE, BF16, EXACT = range(5)
 PLAIN = (BF16, EXACT)
 #: Added to the kind of a tensor on a lattice whose values are multiplied by a factor.
 SHORTENED = 8
+#: Added to the kind of a tensor on a lattice of which rows stay what they are (`rows`).
+STAYING = 16
 #: Factors are stored as whole numbers, of so many parts of one.
 FACTORS = 1 << 16
 
@@ -43,12 +57,19 @@ class Row:
         step: of a new lattice; 0 otherwise.
         group: its class within a run that it shares.
         factor: that its values are multiplied by beside the step.
+        stays: some of its rows are not read off the lattice.
     """
 
     kind: int
     step: float = 0.0
     group: int = 0
     factor: float = 1.0
+    stays: bool = False
+
+    @property
+    def byte(self) -> int:
+        """Its kind, and what is added to it."""
+        return self.kind + SHORTENED * (self.factor < 1) + STAYING * self.stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +94,9 @@ class Layout:
         """The layout as streams."""
         header = HEADER.pack(self.epoch, self.base_epoch or 0, self.base_epoch is not None, self.scale)
         steps = np.array([row.step for row in self.rows], "<f4").view("<u2")[1::2]
-        kinds = [row.kind + (SHORTENED if row.factor < 1 else 0) for row in self.rows]
         columns = (
             np.frombuffer(header, np.uint8),
-            np.array(kinds, np.uint8),
+            np.array([row.byte for row in self.rows], np.uint8),
             (steps & 255).astype(np.uint8),
             (steps >> 8).astype(np.uint8),
             np.array([row.group for row in self.rows], np.uint8),
@@ -103,14 +123,17 @@ class Layout:
         return cls(epoch, base_epoch if based else None, scale, rows, schemes)
 
 
-def _rows(columns: NDArray[np.uint8]) -> list[Row]:
-    kinds, low, high, groups = columns
+def _rows(packed: NDArray[np.uint8]) -> list[Row]:
+    kinds, low, high, groups = packed
     bits = (high.astype(np.uint32) << 24) | (low.astype(np.uint32) << 16)
     steps = bits.view(np.float32)
-    rows = [Row(*row) for row in zip(kinds.tolist(), steps.tolist(), groups.tolist(), strict=True)]
+    stays = (kinds & STAYING > 0).tolist()
+    columns = ((kinds & ~np.uint8(STAYING)).tolist(), steps.tolist(), groups.tolist(), [1.0] * len(stays))
+    rows = [Row(*row) for row in zip(*columns, stays, strict=True)]
     for row in rows:
         kind = row.kind & ~SHORTENED
-        good = kind <= EXACT and not (row.kind & SHORTENED and kind in PLAIN) and row.group < CLASSES
+        plain = kind in PLAIN and (row.stays or row.kind != kind)
+        good = kind <= EXACT and not plain and row.group < CLASSES
         if not good or (kind in (NEW, NEW_WIDE) and not is_step(row.step)):
             raise CorruptFileError(f"layout stream: {row} is no way to hold a tensor.")
     return rows

@@ -14,6 +14,7 @@ from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.norm import shortening, squares
+from dynaquant_core.methods.lattice.rows import StillRows, find_rows, holds_rows
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of
 from dynaquant_core.state.raw import words_of
@@ -40,6 +41,7 @@ class Lattice:
         spread: of the tensor's values, where it was measured; else 0.
         factor: that values are multiplied by beside the step (`norm`).
         still: the tensor has the very values that its base decodes to.
+        rows: of the tensor that stay what they are.
     """
 
     step: float
@@ -48,6 +50,7 @@ class Lattice:
     spread: float = 0.0
     factor: float = 1.0
     still: bool = False
+    rows: StillRows | None = None
 
     @property
     def drawn_in(self) -> float:
@@ -95,14 +98,48 @@ def plan(
         steps = steps_of(scale, stats)  # which depend on all tensors
         lattices |= {name: Lattice(steps[name], epoch, None, stats[name].std) for name in new}
     lengths = squares(state, hints) if keep_norm else {}
-    return Plan({name: _shortened(lattices.get(name), lengths.get(name, 0.0)) for name in state}, epoch)
+    rows = _rows(rough, state, base, lattices, hints)
+    return Plan(
+        {name: _finished(lattices.get(name), lengths.get(name, 0.0), rows.get(name)) for name in state},
+        epoch,
+    )
 
 
-def _shortened(lattice: Lattice | None, square: float) -> Lattice | None:
+def _finished(lattice: Lattice | None, square: float, rows: StillRows | None) -> Lattice | None:
     """Multiplies a tensor that keeps its norm by a factor; one that is still keeps the factor it has."""
-    if lattice is None or lattice.still:
-        return lattice
-    return replace(lattice, factor=shortening(lattice.step, square))
+    if lattice is None:
+        return None
+    factor = lattice.factor if lattice.still else shortening(lattice.step, square)
+    return replace(lattice, factor=factor, rows=rows)
+
+
+def _rows(
+    names: Iterable[str],
+    state: Mapping[str, Tensor],
+    base: Held | None,
+    lattices: Mapping[str, Lattice],
+    hints: Hints,
+) -> dict[str, StillRows | None]:
+    """Rows that stay, of each tensor; looked for once a save and base, whatever the number of drafts.
+
+    Only embeddings have rows that no gradient may reach.
+    """
+
+    def find(name: str) -> StillRows | None:
+        own = None if base is None else base.tensors[name]
+        below = own.rows if isinstance(own, Cells) else None
+        if lattices[name].still:
+            return below
+        began = base is not None and base.restored
+        asked = hints.layer_types.get(name) == "embedding" and (began or holds_rows(below))
+        values = own.tensor() if own is not None and asked else None
+        return find_rows(state[name], below, values, everywhere=began)
+
+    key, asked = ("lattice", "rows", base is None), list(names)
+    if key not in hints.scratch:
+        hints.scratch[key] = dict(zip(asked, map_threads(find, asked), strict=True))
+    found: dict[str, StillRows | None] = hints.scratch[key]
+    return found
 
 
 def _kept(
@@ -142,7 +179,7 @@ def _is_level(tensor: Tensor) -> bool:
 def _is_still(held: Cells, tensor: Tensor) -> bool:
     """Whether a tensor has every bit that ``held`` decodes to; most others differ in their first values."""
     flat = flatten(tensor)
-    if not np.array_equal(words_of(flat[:LOOK]), words_of(held.head(LOOK).tensor())):
+    if held.rows is None and not np.array_equal(words_of(flat[:LOOK]), words_of(held.head(LOOK).tensor())):
         return False
     return np.array_equal(words_of(flat), words_of(held.tensor()))
 

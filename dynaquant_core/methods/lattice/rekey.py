@@ -13,6 +13,7 @@ from dynaquant_core.methods.lattice.draft import row_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import Layout
 from dynaquant_core.methods.lattice.outliers import outlier_stream, outlier_words
+from dynaquant_core.methods.lattice.rows import row_streams
 from dynaquant_core.methods.lattice.runs import runs_of
 from dynaquant_core.methods.words import CODECS, Plain
 
@@ -34,6 +35,7 @@ def rekey_streams(held: Held) -> Iterator[Stream]:
                 yield Stream(name, "values", *encode_smallest(own.bits, None, CODECS))
             else:
                 yield Stream(name, "cells", *encode_smallest(own.packed, None))
+                yield from row_streams(name, own.rows, None, alone=True)
         cells = [own for own in members if isinstance(own, Cells)]
         words = [outlier_words(own, None) for own in cells]
         if words and (far := outlier_stream(cells[0].name, np.concatenate(words))):

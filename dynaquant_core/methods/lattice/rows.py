@@ -1,0 +1,153 @@
+"""Rows that stay what they are: noise alone would move them, and nothing would take it out again (ours).
+
+The row of an embedding's ``padding_idx`` is zero, and no gradient reaches it; nor does one reach the row of a
+token that never occurs.  On a lattice each restore would add noise to them.  So rows of zeros are said to be
+zeros, and rows of an embedding that still are what a run was restored to are said to be what the base holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.coding import encode_smallest
+from dynaquant_core.errors import CorruptFileError, MissingBaseError
+from dynaquant_core.methods.base import Stream, StreamSource
+from dynaquant_core.methods.streams import decode_stream
+from dynaquant_core.methods.words import CODECS
+from dynaquant_core.state.raw import empty_words, tensor_of, words_of
+from dynaquant_core.state.spec import TensorSpec, dtype_of
+
+__all__ = ["StillRows", "find_rows", "holds_rows", "read_rows", "row_streams"]
+
+#: What ``still`` says of a row: it is on the lattice, what the base holds, zeros, in the stream ``rows``.
+MOVING, HELD, ZEROS, GIVEN = range(4)
+
+Marks = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class StillRows:
+    """Rows of a tensor, which are its first dimension's, that are not read off its lattice.
+
+    Args:
+        marks: uint8[rows]: `MOVING`, `HELD` or `ZEROS`.
+        values: of the rows that are held, in order, in the tensor's dtype, [m, weights of a row], on the CPU.
+    """
+
+    marks: Marks
+    values: Tensor
+
+    def write(self, out: Tensor) -> None:
+        """Puts the rows into a tensor with as many weights, of any floating dtype, on any device."""
+        rows = out.view(self.marks.size, -1)
+        rows[self._places(ZEROS, out)] = 0
+        rows[self._places(HELD, out)] = self.values.to(out.device, out.dtype)
+
+    def _places(self, mark: int, out: Tensor) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(self.marks == mark)).to(out.device)
+
+
+def find_rows(
+    tensor: Tensor, below: StillRows | None, base: Tensor | None, *, everywhere: bool
+) -> StillRows | None:
+    """The rows of a live tensor that stay; None where there are none.
+
+    Args:
+        tensor: floating, of any device.
+        below: those of the base, if there are some.
+        base: what a reader holds of the tensor; None: rows are looked at for zeros only.
+        everywhere: a run began from ``base``, so any row may be as it was; else those that were held alone.
+
+    Example:
+        >>> found = find_rows(torch.eye(3)[:, :2], None, None, everywhere=False)
+        >>> found.marks.tolist()
+        [0, 0, 2]
+    """
+    if tensor.dim() < 2 or tensor.numel() == 0:
+        return None
+    matrix = tensor.detach().reshape(tensor.shape[0], -1)
+    marks = np.zeros(len(matrix), np.uint8)
+    if base is not None:
+        were = np.zeros_like(marks) if below is None else below.marks
+        asked = np.flatnonzero((were == HELD) | everywhere)
+        marks[asked[_alike(matrix, base.reshape(matrix.shape), asked)]] = HELD
+    empty = np.flatnonzero((matrix[:, 0] == 0).cpu().numpy())  # of trained weights next to none
+    marks[empty[_words(matrix, empty).max(1, initial=0) == 0]] = ZEROS
+    if not marks.any():
+        return None
+    return StillRows(marks, matrix[torch.from_numpy(np.flatnonzero(marks == HELD)).to(matrix.device)].cpu())
+
+
+def holds_rows(rows: StillRows | None) -> bool:
+    """Whether some rows are what a base holds."""
+    return rows is not None and len(rows.values) > 0
+
+
+def row_streams(
+    name: str, own: StillRows | None, below: StillRows | None, *, alone: bool = False
+) -> Iterator[Stream]:
+    """What says them; ``alone``: without a base, so that rows that are held are given."""
+    if own is None:
+        return
+    marks = np.where(own.marks == HELD, GIVEN, own.marks).astype(np.uint8) if alone else own.marks
+    yield Stream(name, "still", *encode_smallest(marks, None if below is None or alone else below.marks))
+    if alone and len(own.values):
+        yield Stream(name, "rows", *encode_smallest(words_of(own.values), None, CODECS))
+
+
+def read_rows(
+    source: StreamSource, name: str, below: StillRows | None, base: Callable[[], Tensor] | None
+) -> StillRows:
+    """What `row_streams` wrote.
+
+    Args:
+        source: of a file.
+        name: of a tensor on a lattice, whose row of the layout says that there is something.
+        below: what the base says.
+        base: decodes what a reader holds of the tensor, in its shape; asked where rows are held.
+
+    Raises:
+        CorruptFileError: the streams are not what `row_streams` writes.
+        MissingBaseError: rows are what a base holds, which is not given.
+    """
+    spec = source.specs[name]
+    if len(spec.shape) < 2 or not spec.numel:
+        raise CorruptFileError(f"tensor {name}: rows stay, but {spec} has none.")
+    marks = np.empty(spec.shape[0], np.uint8)
+    decode_stream(source, name, "still", marks, None if below is None else below.marks)
+    held, given = (np.flatnonzero(marks == mark) for mark in (HELD, GIVEN))
+    if marks.max() > GIVEN or (held.size and given.size):
+        raise CorruptFileError(f"tensor {name}: its rows are marked {np.unique(marks).tolist()}.")
+    if held.size and base is None:
+        raise MissingBaseError(f"tensor {name}: rows are what its base holds, but no base is given.")
+    values = torch.empty(0, spec.numel // spec.shape[0], dtype=dtype_of(spec.dtype))
+    if held.size and base is not None:
+        values = base().reshape(marks.size, -1)[torch.from_numpy(held)]
+    elif given.size:
+        values = _given(source, name, TensorSpec((given.size, values.shape[1]), spec.dtype))
+    return StillRows(np.where(marks == GIVEN, HELD, marks).astype(np.uint8), values)
+
+
+def _given(source: StreamSource, name: str, spec: TensorSpec) -> Tensor:
+    words = empty_words(spec)
+    decode_stream(source, name, "rows", words)
+    return tensor_of(words, spec)
+
+
+def _alike(matrix: Tensor, base: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the rows have every bit of the base's."""
+    same: NDArray[np.bool_] = (_words(matrix, rows) == _words(base, rows)).all(1)
+    return same
+
+
+def _words(matrix: Tensor, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Bits of some rows, unsigned[m, weights of a row]."""
+    some = matrix[torch.from_numpy(rows).to(matrix.device)]
+    return words_of(some).reshape(rows.size, matrix.shape[1])
