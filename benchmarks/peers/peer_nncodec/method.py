@@ -39,7 +39,8 @@ class Bound(FrozenSettings):
 
     Args:
         er: squared error over the squared difference to the base, of a key over the squared weights, all
-            tensors together; 0 keeps every bit.
+            matrices together, as `er` of the experiments is (vectors, where there is no matrix); 0 keeps
+            every bit.
 
     Raises:
         ConfigError: not in [0, 1].
@@ -210,7 +211,9 @@ def _code(state: Mapping[str, Tensor], base: Held | None, config: Bound) -> Code
 
 
 def _squares(arrays: Arrays) -> float:
-    return float(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values()))
+    """Of the matrices: a few vectors, such as scales near 1, may move further than all the weights."""
+    counted = [array for array in arrays.values() if array.ndim > 1] or list(arrays.values())
+    return float(sum(np.square(array, dtype=np.float64).sum() for array in counted))
 
 
 def _decoded(payload: bytes) -> Arrays:
