@@ -20,7 +20,7 @@ from dynaquant_composer.pointer import folder_of, is_pointer, write_pointer
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
-from dynaquant_core.store.disk import guarded
+from dynaquant_core.plugins.small_files import guarded
 
 __all__ = ["REMOVING", "SHOWN", "finish", "note_of", "publish", "retire", "unmark"]
 

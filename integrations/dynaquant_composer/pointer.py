@@ -22,7 +22,7 @@ import torch
 
 from dynaquant_core.errors import CheckpointNotFoundError
 from dynaquant_core.plugins import is_checkpoint, read_tree
-from dynaquant_core.store.commit import write_atomically
+from dynaquant_core.plugins.small_files import write_atomically
 
 __all__ = [
     "SUFFIX",

@@ -28,8 +28,8 @@ from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_checkpoint
+from dynaquant_core.plugins.small_files import told
 from dynaquant_core.plugins.turns import Turns
-from dynaquant_core.training.tolerance import told
 
 __all__ = ["FolderSaver"]
 
