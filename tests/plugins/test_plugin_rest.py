@@ -139,11 +139,14 @@ def test_a_container_that_holds_itself_is_refused():
 
 def test_one_ranks_share_of_a_tensor_is_refused(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Shard
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
-        shared = distribute_tensor(torch.ones(4, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
+        # Nothing is sent: torch 2.7 may wait for ever where a group goes whose thread still holds what was.
+        shared = DTensor.from_local(
+            torch.ones(4, 4), init_device_mesh("cpu", (1,)), [Shard(0)], run_check=False
+        )
         with pytest.raises(UnsupportedStateError, match="DTensor"):
             split({"model": {"weight": shared}})
     finally:

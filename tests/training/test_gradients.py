@@ -96,16 +96,20 @@ def test_sparse_gradients_become_dense():
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_of_a_sharded_gradient_the_local_shard_counts(tmp_path):
     dist = torch.distributed
-    from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+    from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
+
+        def sharded(local):  # nothing is sent: see test_plugin_rest.py
+            return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+
         mesh = DeviceMesh("cpu", [0])
-        weight = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
+        weight = nn.Parameter(sharded(torch.ones(4, 2)))
         optimizer = torch.optim.SGD([weight], lr=0.1)
         collector = GradientCollector([optimizer], {weight: ("weight",)})
         collector.start()
-        weight.grad = distribute_tensor(torch.full((4, 2), 3.0), mesh, [Shard(0)])
+        weight.grad = sharded(torch.full((4, 2), 3.0))
         optimizer.step()
         average = collector.averages()["weight"]
         assert type(average) is torch.Tensor
