@@ -38,9 +38,9 @@ class Bound(FrozenSettings):
     """One point: how much of what moved a file may miss.
 
     Args:
-        er: squared error over the squared difference to the base, of a key over the squared weights, all
-            matrices together, as `er` of the experiments is (vectors, where there is no matrix); 0 keeps
-            every bit.
+        er: squared error over the squared difference to what a reader held before, of a first file over the
+            squared weights, all matrices together, as `er` of the experiments is (vectors, where there is no
+            matrix); 0 keeps every bit.
 
     Raises:
         ConfigError: not in [0, 1].
@@ -123,10 +123,12 @@ class NNCodecMethod:
         state: Mapping[str, Tensor],
         ref: Reference | None,
         config: Bound,
-        hints: Hints,  # noqa: ARG002
+        hints: Hints,
     ) -> Update:
         """Drafts ``state`` against ``ref``; nothing is coded before it is asked for."""
-        return Update(state, ref if isinstance(ref, Held) else None, config)
+        base = ref if isinstance(ref, Held) else None
+        before = hints.before if isinstance(hints.before, Held) else base
+        return Update(state, base, before, config)
 
     def decode(
         self, streams: StreamSource, ref: Reference | None, names: Iterable[str] | None = None
@@ -154,9 +156,11 @@ class NNCodecMethod:
 class Update:
     """One candidate; see `methods.base.Draft`."""
 
-    def __init__(self, state: Mapping[str, Tensor], base: Held | None, config: Bound) -> None:
+    def __init__(
+        self, state: Mapping[str, Tensor], base: Held | None, before: Held | None, config: Bound
+    ) -> None:
         self.config, self.is_key = config, base is None or config.er == 0
-        self._live, self._base = state, base
+        self._live, self._base, self._before = state, base, before
         self._coded: Coded | None = None
 
     @property
@@ -185,17 +189,18 @@ class Update:
 
     def _once(self) -> Coded:
         if self._coded is None:
-            self._coded = _code(self._live, self._base, self.config)
+            self._coded = _code(self._live, self._base, self._before, self.config)
         return self._coded
 
 
-def _code(state: Mapping[str, Tensor], base: Held | None, config: Bound) -> Coded:
+def _code(state: Mapping[str, Tensor], base: Held | None, before: Held | None, config: Bound) -> Coded:
     arrays = {name: tensor.detach().cpu().numpy().copy() for name, tensor in state.items()}
     if config.er == 0 or not arrays:
         return Coded(EXACT, save_exact(arrays), arrays, FIRST)
     held = None if base is None else _base(base, list(arrays))
     difference = minus(arrays, held)
-    allowed = config.er * _squares(difference)
+    was = None if before is None or before.arrays.keys() != arrays.keys() else before.arrays
+    allowed = config.er * _squares(minus(arrays, was))
 
     def tried(qp: int) -> tuple[bytearray, Arrays]:
         stream = encode(difference, qp)
