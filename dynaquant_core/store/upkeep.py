@@ -60,6 +60,7 @@ class Upkeep:
         with self._session.writing():
             scan = self._catalogue.scan()
             stay = kept(scan.entries, self._policy, read_pins(self._folder))
+            self._writer.tidy()  # first: the disk may be full, and what nothing needs goes without a new file
             self._session.forget(self._rebase(stay, self._max_chain))
             self._writer.tidy()
             there = {entry.digest for entry in self._catalogue.scan().entries}

@@ -1,6 +1,7 @@
 """Everything that changes a store: the next file, and what may be removed after it.
 
-The order is the guarantee: the new file is committed first, and only then may older ones go.
+The order is the guarantee: the new file is committed first, and only then may older ones go.  Where the disk
+has no room for both, what retention lets go anyway goes first; the newest checkpoint always stays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dynaquant_core.store.meta import BaseLink, Meta
 from dynaquant_core.store.names import checkpoint_name, is_leftover
 from dynaquant_core.store.parts import Base, HeldPart
 from dynaquant_core.store.pins import read_pins
-from dynaquant_core.store.retention import Policy, current, retired, total
+from dynaquant_core.store.retention import Policy, current, needed, retired, total
 from dynaquant_core.store.saving import Sealed
 
 __all__ = ["Writer", "next_base", "write_file"]
@@ -58,7 +59,7 @@ class Writer:
         scan = self._catalogue.scan()
         self._require_base(scan, sealed)
         self._require_budget(scan, sealed)
-        require_space(self._folder, sealed.most, sealed.estimate)
+        self._require_space(scan, sealed)
         meta = Meta(sealed.step, scan.next_sequence(), 0, sealed.link, sealed.parts, sealed.report)
         path = self._folder / checkpoint_name(meta.step, meta.sequence)
         parts, seconds = write_file(path, sealed, meta)
@@ -66,17 +67,19 @@ class Writer:
         self.tidy()
         return replace(entry.info, seconds=seconds), next_base(entry, sealed.base, parts)
 
-    def tidy(self) -> None:
-        """Removes what retention lets go and what dead saves left behind.
+    def tidy(self, base: Entry | None = None) -> None:
+        """Removes what retention lets go and what dead saves left behind, but not ``base`` or its chain.
 
         A failure is logged, not raised: whatever should have gone stays until the next save.
         """
         try:
             scan, pins = self._catalogue.scan(), read_pins(self._folder)
-            self.remove(entry.path for entry in retired(scan.entries, self._policy, pins))
+            stay = needed([base] if base else [], scan.entries)
+            gone = retired(scan.entries, self._policy, pins)
+            self.remove(entry.path for entry in gone if entry.digest not in stay)
             self.remove(path for path in self._folder.iterdir() if is_leftover(path.name))
         except (StorageError, CorruptFileError, OSError) as error:
-            logger.warning("the checkpoint is saved, but older files could not be removed: %s", error)
+            logger.warning("older files could not be removed, and stay until the next save: %s", error)
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Removes files of this store, in this order, durably.
@@ -127,6 +130,14 @@ class Writer:
                 f"The save of step {sealed.step} builds on the checkpoint of step {link.step}, which is gone "
                 f"from {str(self._folder)!r}; save again to write a key checkpoint."
             )
+
+    def _require_space(self, scan: Scan, sealed: Sealed) -> None:
+        """Asks for room; where there is too little, once more without what may go anyway."""
+        try:
+            require_space(self._folder, sealed.most, sealed.estimate)
+        except StorageError:
+            self.tidy(scan.by_digest(sealed.link.digest) if sealed.link else None)
+            require_space(self._folder, sealed.most, sealed.estimate)
 
     def _require_budget(self, scan: Scan, sealed: Sealed) -> None:
         """What must stay after this save: itself, what it builds on, and the pinned steps."""

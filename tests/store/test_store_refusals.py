@@ -8,13 +8,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
-from tests.store.kit import exact_store, is_same, leftovers, small_state
+from dynaquant_core.store.names import checkpoint_name, temporary_name
+from tests.store.kit import exact_store, filled, is_same, leftovers, small_state
 
 READ_ONLY = """
 import os, sys
@@ -97,6 +99,58 @@ def test_a_full_disk_is_refused_before_the_first_write_and_recovers(small_disk: 
     store.delete(saved[0])
     store.save(99, small_state(99))
     assert is_same(exact_store(small_disk).load(), small_state(99))
+
+
+def fill(path: Path, **options: Any) -> list[int]:
+    """Saves until the disk is full; returns the steps."""
+    with exact_store(path, **options) as store:
+        saved: list[int] = []
+        while failure_of(store, len(saved)) is None:
+            saved.append(len(saved))
+    return saved
+
+
+def test_a_tighter_retention_makes_its_own_room_on_a_full_disk(small_disk: Path) -> None:
+    saved = fill(small_disk, max_chain=0)
+    store = exact_store(small_disk, max_chain=0, keep_last=2)  # what the error said to do
+    store.load()
+    store.save(99, small_state(99))
+    assert store.steps() == [saved[-1], 99]
+    assert not store.verify(deep=True)
+    assert is_same(store.load(99), small_state(99))
+
+
+def test_room_is_not_made_by_what_the_save_builds_on(small_disk: Path) -> None:
+    fill(small_disk, max_chain=0)
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    store = exact_store(small_disk, keep_last=1)
+    store.load(1)  # back to an older step, which retention alone would let go
+    info = store.save(2, small_state(2))
+    assert (info.kind, info.base_step) == ("delta", 1)
+    assert store.steps() == [1, 2]
+    assert is_same(store.load(2), small_state(2))
+
+
+def test_what_a_killed_save_left_makes_room_for_the_next_one(small_disk: Path) -> None:
+    store = exact_store(small_disk, max_chain=0)
+    store.save(1, small_state(1))
+    half = small_disk / temporary_name(checkpoint_name(2, 2))
+    half.write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    store.save(2, small_state(2))
+    assert not half.exists()
+    assert store.steps() == [1, 2]
+
+
+def test_compact_frees_what_needs_no_room_before_it_asks_for_some(small_disk: Path) -> None:
+    filled(small_disk, (1, 2, 3), max_chain=0)
+    with exact_store(small_disk) as store:
+        store.load()
+        assert store.save(4, small_state(4)).base_step == 3
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    with exact_store(small_disk, keep_last=1) as store:
+        store.compact()
+        assert (store.steps(), store.info(4).kind) == ([4], "key")
+        assert is_same(store.load(), small_state(4))
 
 
 @pytest.mark.parametrize("filler", range(0, 80, 8))
