@@ -84,11 +84,12 @@ def test_doctests(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.filterwarnings("default")  # what a framework warns of is for its users to see
 @pytest.mark.parametrize("name", sorted(FRAMEWORKS))
-def test_the_quick_start_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_start_runs_twice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_framework(name)
     page = INTEGRATIONS / name / "README.md"
     snippets = FENCE.findall(page.read_text(encoding="utf-8"))
     assert snippets, f"{page} shows no quick start"
     monkeypatch.chdir(tmp_path)
-    for source in snippets:
+    again = snippets[:1] if name != "dynaquant_composer" else []  # Composer may refuse a run that is complete
+    for source in [*snippets, *again]:
         exec(compile(source, str(page), "exec"), {"__name__": "__snippet__"})
