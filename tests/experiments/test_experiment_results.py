@@ -16,6 +16,7 @@ from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.report import summary, write_report
 from dynaquant_core.experiments.report.overhead import overhead_rows
+from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.report.plots import PLOTS, draw
 from dynaquant_core.experiments.restores import lost_training
 from dynaquant_core.experiments.results import Results, run_entry
@@ -204,6 +205,18 @@ def test_the_page_needs_no_other_file(results: Results) -> None:
     written = sorted(path.name for path in (results.path.parent / "plots").iterdir())
     assert written == sorted(["price.png", "recovery.png", *(f"run-0-{name}.png" for name in PLOTS)])
     assert "The price of a restore" in text
+
+
+def test_runs_of_other_metrics_stand_under_their_own_titles_on_the_page(results: Results) -> None:
+    (run,) = results.data["runs"]
+    final = {**run["final"], "metric": "accuracy", "value": 0.75, "baseline": 0.5}
+    text = page(Results(results.path, {**results.data, "runs": [run, {**run, "final": final}]}), [{}, {}])
+    head, *rows = re.findall(r"<tr>(.*?)</tr>", text)[:3]
+    titles = re.findall(r"<th>(.*?)</th>", head)
+    loss, accuracy = (dict(zip(titles, re.findall(r"<td>(.*?)</td>", row), strict=True)) for row in rows)
+    assert (loss["final loss"], loss["final accuracy"]) == ("2.1000", "-")
+    assert (accuracy["final loss"], accuracy["final accuracy"]) == ("-", "0.7500")
+    assert accuracy["uninterrupted"] == "0.5000"
 
 
 def test_the_page_of_several_models_compares_them_beside_what_was_published(results: Results) -> None:

@@ -150,7 +150,8 @@ def _image(name: str, png: bytes) -> str:
 def _table(rows: Sequence[Row]) -> str:
     if not rows:
         return "<p>None.</p>"
-    head = "".join(f"<th>{escape(title)}</th>" for title in rows[0])
-    lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row.values()) for row in rows]
+    columns = list(dict.fromkeys(title for row in rows for title in row))  # rows may differ in them
+    head = "".join(f"<th>{escape(title)}</th>" for title in columns)
+    lines = ["".join(f"<td>{escape(row.get(title, '-'))}</td>" for title in columns) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
