@@ -34,6 +34,7 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("data.batch=x", r"data.batch: expected a valid integer, got 'x'"),
         ("threshold=-0.1", r"threshold: expected greater than or equal to 0"),
         ("threshold=.nan", r"threshold: expected greater than or equal to 0, got nan"),
+        ("threshold=5", r"threshold: expected a share below 1, such as 0.05 for 5%, got 5"),
         ("optimizer.lr=fast", r"optimizer.lr: expected a valid number, got 'fast'"),
         ("optimizer.betas=[0.9]", r"optimizer.betas: list should have at least 2 items"),
         (

@@ -18,7 +18,7 @@ from dynaquant_core.experiments.config.parts import (
     OptimizerSection,
 )
 from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
-from dynaquant_core.experiments.config.section import Count, Number, Seed, plain, require_parts
+from dynaquant_core.experiments.config.section import Count, Seed, Threshold, plain, require_parts
 from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.failures import failure_steps
 
@@ -87,7 +87,7 @@ class Experiment(AblationKeys):
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints.
-        threshold: relative degradation of the search metric that a checkpoint may cost.
+        threshold: relative degradation of the search metric that a checkpoint may cost, a share below 1.
         method: name or mapping of the compression method; None: the project's default.
         moments: ``8bit``, ``exact``, ``compact``, ``minimal``, ``second`` or ``none``.
         exact: name patterns of tensors kept bit for bit.
@@ -111,7 +111,7 @@ class Experiment(AblationKeys):
     optimizer: OptimizerSection = OptimizerSection()
     steps: Count
     checkpoint_every: Count
-    threshold: Number = 0.01
+    threshold: Threshold = 0.01
     method: Annotated[Any, PlainValidator(_method)] = None
     moments: str = "8bit"
     exact: list[str] = Field(default_factory=list)
