@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dynaquant_core.experiments.price import Figure, Run, method_label
+from dynaquant_core.experiments.price import Figure, Run, held_label, method_label
 from dynaquant_core.experiments.results import STAGES
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 WORDS = (
     "kind", "model", "parameters", "data", "method", "options", "moments", "max_chain", "threshold", "seed",
     "interval_steps", "steps", "failures", "restores", "as_restored", "point", "size",
-    "fix", "search", "axis_key", "axis_value",
+    "fix", "search", "axis_key", "axis_value", "varied",
 )  # fmt: skip
 
 #: Its numbers, in this order; `figures`.
@@ -48,6 +48,7 @@ def words(run: Run) -> dict[str, Any]:
     told["fix"], told["search"] = (
         json.dumps(run.get(name, usual), sort_keys=True) for name, usual in (("fix", {}), ("search", True))
     )
+    told["varied"] = json.dumps(run.get("varied", {}), sort_keys=True)
     if axis := run.get("axis"):
         told |= {"axis_key": axis["key"], "axis_value": json.dumps(axis["value"], sort_keys=True)}
     return told | {"failures": len(run["failures"]), "restores": len(run["restores"])}
@@ -139,10 +140,8 @@ def model_label(run: Run) -> str:
 
 
 def setting_label(run: Run) -> str:
-    """A method's name and options, what its search is held to, and a policy of moments that is not usual."""
-    label = method_label(run)
-    label += "".join(f", {name} {value}" for name, value in run.get("fix", {}).items())
-    label += "" if run.get("search", True) is True else f", search {run['search']}"
+    """A method's name and options, what tells its run from others, and moments that are not usual."""
+    label = method_label(run) + held_label(run)
     return label if run["moments"] in {"8bit", None} else f"{label}, moments {run['moments']}"
 
 

@@ -16,11 +16,25 @@ from typing import Any
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.methods.registry import resolve_method
 
-__all__ = ["LAW", "LAW_RANGE", "Figure", "Price", "method_label", "prices", "uninterrupted"]
+__all__ = [
+    "LAW",
+    "LAW_RANGE",
+    "Figure",
+    "Price",
+    "held_label",
+    "method_label",
+    "prices",
+    "training_label",
+    "uninterrupted",
+    "varied_label",
+]
 
 #: Final cost per unit of the sum of stale x interval, and the range in which it was measured.
 LAW = 0.10
 LAW_RANGE = (0.05, 0.15)
+
+#: Sections that decide about the uninterrupted run.
+TRAINING = ("model", "data", "optimizer", "evaluate", "pretrained")
 
 Run = Mapping[str, Any]
 
@@ -57,7 +71,7 @@ class Price:
 
     Args:
         model, parameters, data, device: what was trained, and where.
-        method: its name and the options that are not as they come.
+        method: its name, the options that are not as they come, and what else tells these runs from others.
         moments: policy for the optimizer's moments.
         threshold: of the checkpoints.
         interval: steps between checkpoints, a share of the training.
@@ -99,8 +113,9 @@ def prices(results: Mapping[str, Any]) -> list[Price]:
     """
     groups: defaultdict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in results["runs"]:
-        key = ("model", "parameters", "data", "moments", "threshold", "interval_steps", "steps")
-        groups[(*(run[name] for name in key), method_label(run), len(run["failures"]))].append(run)
+        key = ("model", "parameters", "data", "moments", "max_chain", "threshold", "interval_steps", "steps")
+        label = method_label(run) + held_label(run)
+        groups[(*(run.get(name) for name in key), label, len(run["failures"]))].append(run)
     device = _device(results["environment"])
     return [_price(runs, results["runs"], device) for runs in groups.values()]
 
@@ -113,7 +128,7 @@ def _price(runs: Sequence[Run], everything: Sequence[Run], device: str) -> Price
         parameters=first["parameters"],
         data=first["data"],
         device=device,
-        method=method_label(first),
+        method=method_label(first) + held_label(first),
         moments=first["moments"],
         threshold=first["threshold"],
         interval=first["interval_steps"] / first["steps"],
@@ -164,9 +179,39 @@ def method_label(run: Run) -> str:
     return " ".join([name, *(f"{key}={value}" for key, value in (profile | changed).items())])
 
 
+def held_label(run: Run) -> str:
+    """What a run's search is held to, and the settings that tell it from others of its model.
+
+    Example:
+        >>> held_label({"fix": {"bins": 8}, "varied": {"optimizer.lr": 0.01}})
+        ', bins 8, optimizer.lr 0.01'
+    """
+    told = "".join(f", {name} {value}" for name, value in run.get("fix", {}).items())
+    told += "" if run.get("search", True) is True else f", search {run['search']}"
+    return told + varied_label(run)
+
+
+def varied_label(run: Run) -> str:
+    """The settings that tell a run from others of its model."""
+    return "".join(f", {key} {value}" for key, value in run.get("varied", {}).items())
+
+
+def training_label(run: Run) -> str:
+    """The same settings, as far as they decide about the uninterrupted run.
+
+    Example:
+        >>> training_label({"varied": {"optimizer.lr": 0.01, "exact": ["lm_head"]}})
+        ', optimizer.lr 0.01'
+    """
+    known = run.get("varied", {})
+    deciding = {key: known[key] for key in known if key.partition(".")[0] in TRAINING}
+    return varied_label({"varied": deciding})
+
+
 def _training(run: Run) -> tuple[Any, ...]:
     """What decides the uninterrupted run of a seed."""
-    return run["model"], run["parameters"], run["data"], run["steps"], run["interval_steps"]
+    told = ("model", "parameters", "data", "steps", "interval_steps")
+    return (*(run[name] for name in told), training_label(run))
 
 
 def _device(environment: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from dynaquant_core.experiments.report import write_report, write_table
 from dynaquant_core.experiments.results import FORMAT, Results
 from dynaquant_core.experiments.supervisor import Progress, Report, Watcher
 from dynaquant_core.experiments.tasks import folder_job, grid_tasks
+from dynaquant_core.experiments.varied import varied
 from dynaquant_core.methods.moments import moments_method
 
 __all__ = ["run_experiment"]
@@ -69,10 +70,11 @@ def run_experiment(
     facts = {"format": FORMAT, "config": experiment.as_dict(), "environment": environment() | {"jobs": jobs}}
     results = Results(folder / "results.json", facts)
     entries: dict[int, dict[str, Any]] = {}
+    apart = varied(runs)
 
     def keep(name: str, result: Any) -> None:
         if name in plan:  # after each run: a grid may take days
-            entries[int(name)] = result
+            entries[int(name)] = result | {"varied": apart[int(name)]}
             facts["runs"] = [entries[done] for done in sorted(entries)]
             write_json(results.path, facts)
             write_table(results)

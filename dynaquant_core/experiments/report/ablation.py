@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dynaquant_core.experiments.figures import by_setting, figures
-from dynaquant_core.experiments.price import Figure, Run, method_label
+from dynaquant_core.experiments.price import Figure, Run, method_label, varied_label
 from dynaquant_core.experiments.report.measured import bins_rows, coder_rows, draw_bins, draw_coders
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, percent
@@ -174,6 +174,8 @@ def _line(run: Run) -> tuple[Any, ...]:
         "checkpoint_every": f"every {run['interval_steps']}",
         "fix": str(run["fix"] or "nothing fixed"),
         "search": f"search {run['search']}",
+        "max_chain": f"chains of {run['max_chain']}",
+        "varied": varied_label(run).removeprefix(", "),
     }
     return tuple("" if name == head and (head != "method" or not option) else parts[name] for name in parts)
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynaquant_core.experiments.price import Run, method_label
+from dynaquant_core.experiments.price import Run, method_label, varied_label
 from dynaquant_core.experiments.report.table import Row, percent
 
 if TYPE_CHECKING:
@@ -109,6 +109,6 @@ def _by_name(runs: Sequence[Run]) -> dict[tuple[str, str], dict[float, list[Any]
     """(model, method) -> threshold -> its checkpoints."""
     named: dict[tuple[str, str], dict[float, list[Any]]] = {}
     for run in runs:
-        name = (f"{run['model']} ({run['parameters']:,})", method_label(run))
+        name = (f"{run['model']} ({run['parameters']:,})", method_label(run) + varied_label(run))
         named.setdefault(name, {}).setdefault(run["threshold"], []).extend(run["bins"])
     return named

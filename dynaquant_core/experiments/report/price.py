@@ -13,6 +13,7 @@ from dynaquant_core.experiments.price import (
     Price,
     Run,
     method_label,
+    training_label,
     uninterrupted,
 )
 from dynaquant_core.experiments.report.palette import GREY, looks
@@ -72,15 +73,24 @@ def figure_text(figure: Figure | None, form: str) -> str:
 
 
 def spread_lines(runs: Sequence[Run]) -> list[str]:
-    """A line a model: what its uninterrupted runs of other seeds differ by.
+    """A line a training: what its uninterrupted runs of other seeds differ by.
 
     Smaller costs cannot be told from chance.
     """
-    models = by_model(runs)
+    trainings = _trainings(runs)
     return [
-        f"{model}, {_spread_line(mine)}" if len(models) > 1 else _spread_line(mine)
-        for model, mine in models.items()
+        f"{name}, {_spread_line(mine)}" if len(trainings) > 1 else _spread_line(mine)
+        for name, mine in trainings.items()
     ]
+
+
+def _trainings(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by what was trained and how: their uninterrupted runs differ in the seed only."""
+    found: dict[str, list[Run]] = {}
+    for model, mine in by_model(runs).items():
+        for run in mine:
+            found.setdefault(model + training_label(run), []).append(run)
+    return found
 
 
 def _spread_line(runs: Sequence[Run]) -> str:
@@ -98,7 +108,7 @@ def _spread_line(runs: Sequence[Run]) -> str:
 def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
     """Left: final cost over the sum of stale x interval, a mark a run, with the law; right: over the ratio.
 
-    The grey band is what uninterrupted runs of other seeds differ by, where there is one model only.
+    The grey band is what uninterrupted runs of other seeds differ by, where there is one training only.
     """
     left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     restored = [run for run in runs if run["restores"] and run["final"]["relative_degradation"] is not None]
@@ -107,7 +117,7 @@ def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
         _marks(left, mine, [run["stale_times_interval"] for run in mine], look, label)
         _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], look, label)
     _law(left, restored)
-    floor = uninterrupted(runs)[1] if len(by_model(runs)) == 1 else None
+    floor = uninterrupted(runs)[1] if len(_trainings(runs)) == 1 else None
     for axes in (left, right):
         axes.axhline(0, color=GREY, linewidth=0.8)
         if floor is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynaquant_core.experiments.price import Run, method_label
+from dynaquant_core.experiments.price import Run, method_label, varied_label
 from dynaquant_core.experiments.report.palette import COLOURS, looks
 from dynaquant_core.experiments.report.table import Row, configuration, number, percent, size, times
 from dynaquant_core.experiments.rework.interval import Interval, mean_interval, ratio_interval
@@ -65,6 +65,7 @@ def _training(run: Run) -> tuple[Any, ...]:
     return (
         *(run[name] for name in ("model", "parameters", "data", "steps")),
         *(rework[name] for name in ("size", "repeats", "order", "flat")),
+        varied_label(run),
     )
 
 
@@ -73,7 +74,7 @@ def _row(alike: Sequence[Run], settings: Sequence[Sequence[Run]]) -> Row:
     seconds = rework["seconds"]
     return {
         "model": run["model"],
-        "method": method_label(run),
+        "method": method_label(run) + varied_label(run),
         "point": configuration(run["point"]),
         "size": percent(rework["size"], digits=0),
         "every": str(run["interval_steps"]),

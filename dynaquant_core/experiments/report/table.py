@@ -41,7 +41,7 @@ def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
     final = run["final"]
     return {
         "run": str(index + 1),
-        "method": run["method"],
+        "method": setting_label(run),
         "seed": str(run["seed"]),
         "threshold": percent(run["threshold"]),
         "kills": str(len(run["failures"])),

@@ -1,0 +1,63 @@
+"""A grid over any key: its runs are told apart in tables, and are never taken for seeds of one setting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynaquant_core.experiments import Results, run_experiment, seed_rows, spread_lines, summary
+from dynaquant_core.experiments.config import load_experiment, validate
+from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.price import prices
+from dynaquant_core.experiments.varied import varied
+
+
+def runs_of(tiny: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    return varied(expand(validate(tiny | changes, "tiny")))
+
+
+def test_runs_are_told_by_what_their_entries_do_not_say(tiny: dict[str, Any]) -> None:
+    grid = {"method": ["lattice", "qd"], "optimizer.lr": [0.01, 0.001], "exact": [[], ["head"]]}
+    found = runs_of(tiny, grid=grid, seeds=[0, 1])
+    assert found[0] == {"optimizer.lr": 0.01, "exact": []}
+    assert len({json.dumps(each) for each in found}) == 4
+    assert runs_of(tiny, grid={"threshold": [0.01, 0.05], "failures": [0, 1]}) == [{}] * 4
+
+
+def test_failures_are_told_by_their_steps_where_they_are_named(tiny: dict[str, Any]) -> None:
+    found = runs_of(tiny, grid={"failures": [{"at": [15]}, {"at": [25]}, 1]})
+    assert found == [{"failures.at": [15]}, {"failures.at": [25]}, {}]
+
+
+def test_no_more_is_told_than_is_needed() -> None:
+    runs = expand(load_experiment("restore/steps"))
+    told = [(run.model.name, run.optimizer.name, each) for run, each in zip(runs, varied(runs), strict=True)]
+    assert {json.dumps(each) for name, _, each in told if name == "char_gpt"} == {"{}"}
+    assert all(each == {"optimizer.name": trained} for name, trained, each in told if name == "resnet")
+
+
+@pytest.mark.parametrize("key", ["optimizer.lr", "optimizer"])
+def test_an_axis_is_not_told_twice(tiny: dict[str, Any], key: str) -> None:
+    values = [0.01, 0.1] if key == "optimizer.lr" else [{"lr": 0.01}, {"lr": 0.1}]
+    assert runs_of(tiny, kind="ablate", axis={"key": key, "values": values}) == [{}, {}]
+
+
+def test_two_learning_rates_are_no_seeds_of_one_setting(tiny_file: Path) -> None:
+    overrides = ["grid={optimizer.lr: [0.003, 0.03]}", "method=zstd", "seeds=[0, 1]", "failures=1"]
+    data = run_experiment(tiny_file, [*overrides, "restores=swap"]).data
+    first, second = seed_rows(data["runs"])
+    assert (first["method"], second["method"]) == ("zstd, optimizer.lr 0.003", "zstd, optimizer.lr 0.03")
+    assert (first["seeds"], second["seeds"]) == ("2", "2")
+    assert [entry.seeds for entry in prices(data)] == [[0, 1], [0, 1]]
+    finals = {run["varied"]["optimizer.lr"]: [] for run in data["runs"]}
+    for run in data["runs"]:
+        finals[run["varied"]["optimizer.lr"]].append(run["final"]["baseline"])
+    means = [f"{sum(values) / 2:.4f}" for values in finals.values()]
+    lines = spread_lines(data["runs"])
+    assert [line.partition(" ± ")[0].rpartition(" ")[2] for line in lines] == means
+    assert "optimizer.lr 0.03" in lines[1]
+    rows = summary(Results(Path("results.json"), data))
+    assert [row["method"] for row in rows[::2]] == [first["method"], second["method"]]
