@@ -122,6 +122,34 @@ def test_an_override_that_is_none_is_refused(tiny_file: Path, override: str) -> 
         load_experiment(tiny_file, [override])
 
 
+@pytest.mark.parametrize(
+    ("varied", "override", "section"),
+    [
+        ("grid={threshold: [0.1, 0.2]}", "threshold=0.01", "grid"),
+        ("grid=[{method: [lattice]}, {method: [qd], threshold: [0.1]}]", "method.max_noise=3", "grid"),
+        ("grid={seed: [0, 1]}", "seeds=[5]", "grid"),
+        ("axis={key: optimizer.lr, values: [0.1]}", "optimizer.lr=0.2", "axis"),
+    ],
+)
+def test_an_override_that_no_run_would_notice_is_refused(
+    tiny_file: Path, varied: str, override: str, section: str
+) -> None:
+    kind = ["kind=ablate"] if section == "axis" else []
+    with pytest.raises(ConfigError, match=rf"override '{override.partition('=')[0]}': the {section} sets it"):
+        load_experiment(tiny_file, [*kind, varied, override])
+
+
+def test_an_override_beside_a_grid_reaches_the_runs_that_take_it(tiny_file: Path) -> None:
+    grid = "grid=[{method.sigma: [0.2, 0.3]}, {threshold: [0.1], failures: [1]}]"
+    runs = expand(load_experiment(tiny_file, [grid, "method=dynaquant", "threshold=0.02", "failures=2"]))
+    assert [run.method for run in runs] == [
+        {"name": "dynaquant", "sigma": 0.2},
+        {"name": "dynaquant", "sigma": 0.3},
+        "dynaquant",
+    ]
+    assert [(run.threshold, run.failures) for run in runs] == [(0.02, 2), (0.02, 2), (0.1, 1)]
+
+
 def test_a_missing_key_is_named(workplace: Path, tiny: dict[str, Any]) -> None:
     del tiny["steps"]
     with pytest.raises(ConfigError, match="steps: this key is required"):

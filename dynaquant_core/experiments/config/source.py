@@ -37,7 +37,7 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
 
     Raises:
         ConfigError: no such file or name, text that is not YAML, a key that is there twice, unknown or
-            ill-typed.
+            ill-typed, or an override of what the grid or the axis sets in every run.
     """
     path = _find(config)
     try:
@@ -48,7 +48,10 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(data).__name__}.")
-    return validate(apply_overrides(data, overrides), str(path))
+    experiment = validate(apply_overrides(data, overrides), str(path))
+    for override in overrides:
+        _require_effect(override.partition("=")[0].strip(), experiment)
+    return experiment
 
 
 def _find(config: str | Path) -> Path:
@@ -60,6 +63,20 @@ def _find(config: str | Path) -> Path:
         return shipped[str(config)]
     hint = nearest(str(config), list(shipped))
     raise ConfigError(f"{config}: no such file and no shipped config of that name; {hint}")
+
+
+def _require_effect(key: str, experiment: Experiment) -> None:
+    """Refuses an override that no run would notice: a run takes the values of the grid and of the axis."""
+    set_by = {"axis": [[] if experiment.axis is None else [experiment.axis.key]]}
+    crossings = experiment.grid if isinstance(experiment.grid, list) else [experiment.grid]
+    set_by["grid"] = [list(crossing) for crossing in crossings]
+    wanted = "seed" if key == "seeds" else key
+    for section, parts in set_by.items():
+        if all(any(f"{wanted}.".startswith(f"{name}.") for name in names) for names in parts):
+            raise ConfigError(
+                f"override {key!r}: the {section} sets it in every run, so that this would change nothing; "
+                f"override {section} instead."
+            )
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
