@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,40 @@ from dynaquant_core.errors import ConfigError, ExperimentError, StorageError
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.job import Job, write_json
+from dynaquant_core.store.disk import guarded
+from dynaquant_core.store.lock import WriterLock
+from dynaquant_core.store.names import LOCK_FILE
 
-__all__ = ["claim", "run_folders"]
+__all__ = ["claim", "claimed", "run_folders"]
 
 #: Says which experiment a folder belongs to.
 CONFIG = "config.json"
 
 #: Names in an output folder before a first step: the config, perhaps one that was being written, and runs.
-OWN = re.compile(r"config\.json(\.\d+)?|run-\d+")
+OWN = re.compile(rf"config\.json(\.\d+)?|run-\d+|{re.escape(LOCK_FILE)}")
 
 #: Keys that the config of every experiment has had, in all versions.
 REQUIRED = {"name", "model", "data", "steps"}
+
+
+@contextmanager
+def claimed(experiment: Experiment) -> Iterator[Path]:
+    """The folder of `claim`, for this process alone until the block ends: two would write one diary.
+
+    Raises:
+        StoreLockedError: another process works in it; names it.
+        ExperimentError, StorageError: see `claim`.
+    """
+    folder = _path(experiment)
+    _require_own(folder, experiment)  # before a lock is put into what may be somebody else's
+    with guarded("make", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = WriterLock(folder, "output folder")
+    lock.acquire(take_over=False)
+    try:
+        yield claim(experiment)
+    finally:
+        lock.release(remove=True)
 
 
 def claim(experiment: Experiment) -> Path:
@@ -36,27 +60,45 @@ def claim(experiment: Experiment) -> Path:
         ExperimentError: the path is a file, or a folder that belongs to another config or to something else.
         StorageError: the system refuses.
     """
-    folder = Path(experiment.output or Path("runs") / experiment.name)
+    folder = _path(experiment)
+    _require_own(folder, experiment)
+    if not _began(folder):  # a config that was mended since
+        with guarded("clear", folder):
+            _forget(folder)
+    write_json(folder / CONFIG, _settings(experiment))
+    return folder
+
+
+def _path(experiment: Experiment) -> Path:
+    return Path(experiment.output or Path("runs") / experiment.name)
+
+
+def _require_own(folder: Path, experiment: Experiment) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise ExperimentError(f"output: {folder} is a file; give a folder with output=PATH.")
         if (folder / CONFIG).is_file() and _began(folder):
             _must_hold(folder, experiment)
-        elif _failed_early(folder):  # a config that was mended since
-            _forget(folder)
-        elif folder.exists() and any(folder.iterdir()):
+        elif _strange(folder):
             raise ExperimentError(
                 f"output: {folder} is not empty and holds no experiment; give another with output=PATH."
             )
     except OSError as error:
         raise StorageError(f"output: {folder} cannot be read: {error.strerror}.") from None
-    write_json(folder / CONFIG, _settings(experiment))
-    return folder
 
 
 def _began(folder: Path) -> bool:
     """Whether a training process of this folder's experiment ever got as far as its diary."""
     return any(folder.glob("run-*/events.jsonl")) or (folder / "results.json").exists()
+
+
+def _strange(folder: Path) -> bool:
+    """Whether there is anything that is not an experiment's, or of one that failed before its first step."""
+    return (
+        folder.exists()
+        and any(path.name != LOCK_FILE for path in folder.iterdir())
+        and not _failed_early(folder)
+    )
 
 
 def _failed_early(folder: Path) -> bool:

@@ -21,7 +21,7 @@ from dynaquant_core.experiments.job import write_json
 from dynaquant_core.experiments.kinds.base import Planned
 from dynaquant_core.experiments.kinds.registry import kind_of
 from dynaquant_core.experiments.narrow import method_of
-from dynaquant_core.experiments.output import claim, run_folders
+from dynaquant_core.experiments.output import claimed, run_folders
 from dynaquant_core.experiments.pretraining import content
 from dynaquant_core.experiments.report import write_report, write_table
 from dynaquant_core.experiments.results import FORMAT, Results
@@ -53,6 +53,7 @@ def run_experiment(
     Raises:
         ConfigError: the config is not valid.
         ExperimentError: data is missing, the output folder is another experiment's, or training failed.
+        StoreLockedError: another process works in the output folder.
 
     Returns:
         The results, as written to results.json.
@@ -61,7 +62,19 @@ def run_experiment(
     experiment = load_experiment(config, overrides)
     runs = expand(experiment)
     prints = _preflight(runs)
-    folder = claim(experiment)
+    with claimed(experiment) as folder:
+        return _run(experiment, runs, prints, folder, progress or _ignore, jobs)
+
+
+def _run(
+    experiment: Experiment,
+    runs: Sequence[Experiment],
+    prints: Sequence[str],
+    folder: Path,
+    progress: Report,
+    jobs: int,
+) -> Results:
+    """All runs, in a folder of their own."""
     threads = None if jobs == 1 else max(1, torch.get_num_threads() // jobs)
     plan = {
         str(index): Planned(run, folder_job(place, run, data, threads), data, _label(index, runs))
@@ -79,7 +92,7 @@ def run_experiment(
             write_json(results.path, facts)
             write_table(results)
 
-    watcher = Watcher(_in_turn(progress or _ignore), Children())
+    watcher = Watcher(_in_turn(progress), Children())
     run_tasks(grid_tasks(plan, watcher), jobs, keep, watcher.children)
     try:
         write_report(results)

@@ -52,13 +52,15 @@ class WriterLock:
 
     Args:
         folder: the store; it exists when `acquire` is called.
+        what: the folder is, for the message.
 
     Attributes:
         busy: set while its owner writes; a busy owner is never deprived.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, what: str = "store") -> None:
         self._path = folder / LOCK_FILE
+        self._what = what
         self.busy = False
         self._finalizer = weakref.finalize(self, _let_go, os.getpid())
 
@@ -149,7 +151,7 @@ class WriterLock:
 
     def _refusal(self, process: int, who: str) -> StoreLockedError:
         return StoreLockedError(
-            f"The store {str(self._path.parent)!r} is being written by {who} (pid {process}); "
+            f"The {self._what} {str(self._path.parent)!r} is being written by {who} (pid {process}); "
             "stop that writer or save into another folder."
         )
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.errors import ConfigError, ExperimentError, StoreLockedError
 from dynaquant_core.experiments import Progress, events, run_experiment
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.output import claim
@@ -237,3 +240,26 @@ def test_a_run_on_real_images(real_data: Path, workplace: Path, monkeypatch: pyt
     assert [entry["met"] for entry in run["checkpoints"]] == [True] * 3
     assert Path("runs/images/results.json").exists()
     assert list(Path("runs/.baselines").iterdir())
+
+
+def test_two_processes_do_not_share_an_output_folder(tiny_file: Path) -> None:
+    settings = [*EXACT, "steps=10", "output=out"]
+    program = (
+        "import sys; from pathlib import Path; from dynaquant_core.experiments.output import claimed; "
+        "from dynaquant_core.experiments.config import load_experiment\n"
+        "with claimed(load_experiment('tiny.yaml', sys.argv[1:])): print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, *settings]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        before = Path("out/config.json").read_bytes()
+        with pytest.raises(StoreLockedError, match=rf"output folder 'out' is being .* \(pid {other.pid}\)"):
+            run_experiment(tiny_file, [*settings, "seeds=[0, 1]"])
+        assert Path("out/config.json").read_bytes() == before
+        other.kill()  # its right dies with it
+    assert len(run_experiment(tiny_file, settings).data["runs"]) == 1
+    assert not list(Path("out").glob(".*"))
