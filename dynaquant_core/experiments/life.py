@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.data.dataset import Dataset
 from dynaquant_core.experiments.failures import failure_steps
@@ -19,7 +21,7 @@ from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.tape import Tape
 from dynaquant_core.experiments.trainer import Trainer
 
-__all__ = ["Life", "mean", "note", "say", "swaps_left"]
+__all__ = ["Life", "mean", "measured", "note", "say", "swaps_left"]
 
 #: Seconds between two lines of progress, and points in a run's loss curve.
 PROGRESS_SECONDS = 0.2
@@ -66,7 +68,7 @@ class Life:
                 if self._trainer.step in self._swaps:
                     note(self._job, "swapped", step=self._trainer.step)
                     return False
-        value = mean(self._trainer.quality(self._trainer.data.heldout))
+        value = measured(self._trainer.quality(self._trainer.data.heldout), steps)
         count = sum(parameter.numel() for parameter in self._trainer.model.parameters())
         digest = self._trainer.digest()
         note(self._job, "final", step=steps, value=value, weights_digest=digest, parameters=count)
@@ -101,9 +103,9 @@ class Life:
             trainer.quality(batches) for batches in (trainer.data.search, trainer.data.heldout)
         )
         reference = {
-            "search": mean(search),
-            "heldout": mean(heldout),
-            "part": mean(search[: trainer.data.part]),
+            "search": measured(search, trainer.step),
+            "heldout": measured(heldout, trainer.step),
+            "part": measured(search[: trainer.data.part], trainer.step),
         }
         note(self._job, "reference", step=trainer.step, **reference)
         if companion is not None:
@@ -119,7 +121,7 @@ class Life:
 
     def _probe(self) -> None:
         data = self._trainer.data
-        value = mean(self._trainer.quality(data.search[: data.part]))
+        value = measured(self._trainer.quality(data.search[: data.part]), self._trainer.step)
         note(self._job, "probe", step=self._trainer.step, value=value)
 
     def _report(self, loss: float, *, always: bool) -> None:
@@ -159,6 +161,21 @@ def say(message: dict[str, Any]) -> None:
     """One line to the parent."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
+
+
+def measured(values: Sequence[float], step: int) -> float:
+    """What the model in training was measured at: the mean over batches, a number that a diary can hold.
+
+    Raises:
+        ExperimentError: it is not finite.
+    """
+    value = mean(values)
+    if not math.isfinite(value):
+        raise ExperimentError(
+            f"the evaluation at step {step} gives {value} for the uncompressed model; lower optimizer.lr or "
+            f"set optimizer.clip if the training diverged, or choose another evaluate.metric or larger sets."
+        )
+    return value
 
 
 def mean(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import mean, note, say
+from dynaquant_core.experiments.life import measured, note, say
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.recording import Recording, checkpoint_steps
 from dynaquant_core.experiments.trainer import Trainer
@@ -70,7 +70,8 @@ class Replay:
         search, heldout = (
             trainer.quality(batches) for batches in (trainer.data.search, trainer.data.heldout)
         )
-        note(self._job, "reference", step=step, search=mean(search), heldout=mean(heldout))
+        reference = {"search": measured(search, step), "heldout": measured(heldout, step)}
+        note(self._job, "reference", step=step, **reference)
         recorder.after_step()
         entry = recorder.measure(search, heldout)
         if entry["seconds"]["collector"]:  # 0: the method needs no averages but those that Adam keeps itself

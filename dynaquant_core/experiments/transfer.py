@@ -8,7 +8,7 @@ from dataclasses import replace
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import Life, mean, note
+from dynaquant_core.experiments.life import Life, measured, note
 from dynaquant_core.experiments.pretraining import pretraining, put_weights, read_weights
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.trainer import Trainer
@@ -49,7 +49,8 @@ class Transfer:
         search, heldout = (
             trainer.quality(batches) for batches in (trainer.data.search, trainer.data.heldout)
         )
-        note(self._job, "reference", step=0, search=mean(search), heldout=mean(heldout), part=None)
+        reference = {"search": measured(search, 0), "heldout": measured(heldout, 0)}
+        note(self._job, "reference", step=0, **reference, part=None)
         with Recorder(trainer, run, self._job.store, []) as recorder:
             trainer.step = 1  # a Checkpointer counts from one
             recorder.after_step()

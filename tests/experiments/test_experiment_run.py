@@ -207,6 +207,14 @@ def test_a_training_process_that_fails_is_one_clear_error(tiny_file: Path) -> No
         run_experiment(tiny_file, [*EXACT, "optimizer.lr=1e30", "output=out"])
 
 
+def test_a_training_that_only_its_evaluation_shows_to_have_diverged_is_one_clear_error(
+    tiny_file: Path,
+) -> None:
+    settings = [*EXACT, "steps=1", "checkpoint_every=1", "optimizer.lr=1e30", "output=out"]
+    with pytest.raises(ExperimentError, match=r"evaluation at step 1 gives (nan|inf).*lower optimizer.lr"):
+        run_experiment(tiny_file, settings)
+
+
 def test_a_torn_last_line_of_a_diary_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     events.append(path, "start", restored=0)
