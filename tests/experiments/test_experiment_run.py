@@ -104,6 +104,19 @@ def test_nothing_is_trained_twice(tiny_file: Path) -> None:
     assert again.data["runs"] == results.data["runs"]
 
 
+def test_a_run_that_began_anew_is_a_baseline_of_one_life(tiny_file: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.step:
+            raise KeyboardInterrupt
+
+    settings = [*EXACT, "steps=200", "checkpoint_every=200", "output=out"]
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(tiny_file, settings, interrupt)
+    (run,) = run_experiment(tiny_file, settings).data["runs"]
+    assert [restore["restored_step"] for restore in run["restores"]] == [0]
+    assert [step for step, _ in run["baseline_curve"]] == list(range(1, 201))
+
+
 def test_an_interrupted_experiment_goes_on_and_retakes_what_was_not_measured(tiny_file: Path) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.step > 32:

@@ -11,6 +11,7 @@ from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Kind, Planned
+from dynaquant_core.experiments.recording import as_one_life
 from dynaquant_core.experiments.restores import restores_of
 from dynaquant_core.experiments.results import run_entry
 from dynaquant_core.experiments.supervisor import Watcher, complete
@@ -47,5 +48,5 @@ class Train(Kind):
         if interrupted:
             baseline = train_baseline(run, key, watcher, planned.job.threads)
         else:
-            baseline = publish(diary, key, run.checkpoint_every)
+            baseline = publish(as_one_life(diary), key, run.checkpoint_every)
         return run_entry(run, diary, baseline)
