@@ -20,6 +20,9 @@ __all__ = ["CODECS", "Plain", "plain_of"]
 #: What may code them, given the base's words where it holds the tensor in the same way.
 CODECS = ("same", "constant", "planes", "planes_xor", "raw")
 
+#: The largest float16 that is a bfloat16: 65504 itself would round to 65536.
+LARGEST_HALF = 65280.0
+
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -42,11 +45,19 @@ class Plain:
 
 
 def plain_of(tensor: Tensor, *, bf16: bool) -> Plain:
-    """A tensor's words, copied.
+    """A tensor's words, copied; as bfloat16 no finite value becomes infinite, nor in the tensor's own dtype.
 
     Example:
         >>> plain_of(torch.tensor([1.003, -0.0]), bf16=True).tensor()
         tensor([1., -0.])
     """
-    stored = tensor.detach().to(torch.bfloat16) if bf16 else tensor
+    stored = _as_bfloat16(tensor.detach()) if bf16 else tensor
     return Plain(TensorSpec.of(tensor), words_of(stored).copy(), bf16)
+
+
+def _as_bfloat16(tensor: Tensor) -> Tensor:
+    """A finite tensor rounded; what would round beyond its own dtype or bfloat16 is the largest in both."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor
+    largest = LARGEST_HALF if tensor.dtype == torch.float16 else torch.finfo(torch.bfloat16).max
+    return tensor.to(torch.bfloat16).clamp_(-largest, largest)
