@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,7 +57,8 @@ class SurvivorCounts:
         return float(np.dot(self.counts, np.where((below < 0) | (above < 0), outside, below * above)))
 
     def relative_error(self, centres: NDArray[np.float32]) -> float:
-        """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most."""
+        """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most; of zeros, 0 or infinite."""
+        loss = self.loss(centres)
         if self.energy <= 0.0:
-            return 0.0
-        return self.loss(centres) / self.energy + self.pruned_energy
+            return 0.0 if loss <= 0.0 else math.inf
+        return loss / self.energy + self.pruned_energy
