@@ -119,6 +119,24 @@ def test_sensitivity_too():
     assert abs(stale(start, true, held)) < chance(start, true, held)
 
 
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+@pytest.mark.parametrize("protect", [0.005, 0.0])
+def test_drawn_codes_keep_the_cap_on_a_tensors_error_too(scope, protect):
+    generator = torch.Generator().manual_seed(0)
+    used = torch.rand(100, 100, generator=generator) < 0.02
+    true = {
+        "sparse.weight": torch.randn(100, 100, generator=generator) * used,
+        "beside.weight": torch.randn(200, 200, generator=generator),
+    }
+    method, config, ref = DynaQuant(codebook_scope=scope), dq.Config(prune=0.1, protect=protect), None
+    for seed in range(4):
+        ref = restored(method, true, ref, config)
+        for name, tensor in ref.items():
+            error = torch.linalg.vector_norm(tensor - true[name])
+            assert error <= 0.25 * torch.linalg.vector_norm(true[name]), (seed, name)
+        true = trained(true, 0.05, seed)
+
+
 def test_a_key_in_such_a_run_keeps_the_movement_as_well():
     method = DynaQuant()
     base = restored(method, layers())

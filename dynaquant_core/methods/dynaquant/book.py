@@ -80,18 +80,25 @@ def solve(
     return known
 
 
-def within_cap(counts: SurvivorCounts, centres: Centres, bins: int) -> bool:
-    """Whether the tensor's error under ``centres`` is within `ERROR_CAP` for ``bins`` centres."""
-    return counts.relative_error(centres) <= (ERROR_CAP / bins) ** 2
+def within_cap(counts: SurvivorCounts, centres: Centres, bins: int, *, drawn: bool = False) -> bool:
+    """Whether the tensor's error under ``centres`` is within `ERROR_CAP` for ``bins`` centres.
+
+    Args:
+        counts: the tensor's survivors.
+        centres: of its codebook.
+        bins: that were asked for.
+        drawn: whether codes are drawn (`dithered`), not those of the nearest centres.
+    """
+    return counts.relative_error(centres, drawn=drawn) <= (ERROR_CAP / bins) ** 2
 
 
-def fresh_book(counts: SurvivorCounts, bins: int, options: DynaQuantOptions) -> Book:
+def fresh_book(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, *, drawn: bool = False) -> Book:
     """A fit of the tensor's own; where it breaks the cap, by count alone, then with more bins."""
     centres = fit(counts, bins, options)
-    if options.profile != "paper" and not within_cap(counts, centres, bins):
+    if options.profile != "paper" and not within_cap(counts, centres, bins, drawn=drawn):
         wider = bins
         centres = fit(counts, wider, options, sigma=1.0)
-        while wider < MAX_BINS and not within_cap(counts, centres, bins):
+        while wider < MAX_BINS and not within_cap(counts, centres, bins, drawn=drawn):
             wider = min(MAX_BINS, 2 * wider)
             centres = fit(counts, wider, options, sigma=1.0)
     return Book(centres, "own", counts.loss(centres))
@@ -105,6 +112,7 @@ def choose_book(
     base: Centres | None,
     shared: Centres | None,
     keep: Keep | None = None,
+    drawn: bool = False,
 ) -> Book:
     """The tensor's codebook: shared where it serves, else the base's while nearly as good, else fresh.
 
@@ -115,8 +123,9 @@ def choose_book(
         base: centres that the base checkpoint holds for this tensor, or None.
         shared: the checkpoint's shared centres, or None.
         keep: which of the base's and a fresh one is taken; None: `keep_or_fit`.
+        drawn: as `within_cap`.
     """
-    if shared is not None and within_cap(counts, shared, bins):
+    if shared is not None and within_cap(counts, shared, bins, drawn=drawn):
         return Book(shared, "shared", counts.loss(shared))
     return (keep or keep_or_fit)(counts, bins, options, base)
 

@@ -97,6 +97,7 @@ class Bookshelf:
                 base=self._base(name),
                 shared=None if self._is_embedding(name) else shared,
                 keep=self._keep,
+                drawn=self.survey.epoch is not None,
             )
 
         fits = any(map(self._needs_a_fit, self.names))

@@ -56,9 +56,12 @@ class SurvivorCounts:
         outside = np.minimum(below**2, above**2)
         return float(np.dot(self.counts, np.where((below < 0) | (above < 0), outside, below * above)))
 
-    def relative_error(self, centres: NDArray[np.float32]) -> float:
-        """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most; of zeros, 0 or infinite."""
-        loss = self.loss(centres)
+    def relative_error(self, centres: NDArray[np.float32], *, drawn: bool = False) -> float:
+        """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most; of zeros, 0 or infinite.
+
+        With ``drawn`` codes are drawn from the two centres around a weight, which leaves up to twice as much.
+        """
+        loss = self.dithered_loss(centres) if drawn else self.loss(centres)
         if self.energy <= 0.0:
             return 0.0 if loss <= 0.0 else math.inf
         return loss / self.energy + self.pruned_energy

@@ -88,9 +88,9 @@ def _has_zero(survey: Survey, name: str, cut: Cut) -> bool:
 
 def keep_or_widen(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, base: Centres | None) -> Book:
     """The base's centres while nearly as good as a fresh fit's, few weights beyond them; see `book.Keep`."""
-    fitted = fresh_book(counts, bins, options).centres
+    fitted = fresh_book(counts, bins, options, drawn=True).centres
     fresh = widened(counts, fitted)
-    if base is not None and options.frozen_slack > 0 and within_cap(counts, base, bins):
+    if base is not None and options.frozen_slack > 0 and within_cap(counts, base, bins, drawn=True):
         kept = widened(counts, base)
         alike = fitted.size <= kept.size <= max(bins, fitted.size) + 2
         enough = EARLY * (ERROR_CAP / bins) ** 2 * counts.energy
