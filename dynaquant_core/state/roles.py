@@ -23,6 +23,7 @@ __all__ = [
     "Role",
     "assign_roles",
     "fits_float32",
+    "has_range",
     "is_finite",
     "is_quantisable",
     "is_two_valued",
@@ -56,6 +57,10 @@ MOMENTS: Final = frozenset(MOMENT_KINDS)
 
 #: Smaller tensors cost less exact than their codebook would.
 MIN_ELEMENTS: Final = 256
+
+#: Where no value of a tensor is larger, steps and buckets would end before its spread does: float32 itself
+#: becomes coarse from 2^-126 down.
+FAINT: Final = 2.0**-90
 
 #: Values of a tensor that are looked at before all of them.
 LOOK: Final = 16
@@ -110,10 +115,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
         >>> is_finite(torch.tensor([1.0, float("nan")])), is_finite(torch.empty(0))
         (False, True)
     """
-    if tensor.numel() == 0:
-        return True
-    ends = torch.stack(torch.aminmax(tensor.detach()))  # NaN wins both
-    return all(math.isfinite(end) for end in ends.tolist())
+    return math.isfinite(_largest(tensor))
 
 
 def fits_float32(tensor: torch.Tensor) -> bool:
@@ -123,25 +125,40 @@ def fits_float32(tensor: torch.Tensor) -> bool:
         >>> fits_float32(torch.tensor(1e300, dtype=torch.float64)), fits_float32(torch.tensor(3))
         (False, False)
     """
+    return tensor.dtype in _QUANTISABLE and _largest(tensor) <= torch.finfo(torch.float32).max
+
+
+def has_range(tensor: torch.Tensor) -> bool:
+    """Whether a tensor fits float32 (`fits_float32`) and its values are not all fainter than `FAINT`, but 0.
+
+    Example:
+        >>> has_range(torch.tensor([1e-40, 1.0])), has_range(torch.tensor([1e-40, 0.0]))
+        (True, False)
+    """
     if tensor.dtype not in _QUANTISABLE:
         return False
-    if tensor.dtype != torch.float64 or tensor.numel() == 0:
-        return is_finite(tensor)
-    low, high = torch.aminmax(tensor.detach())
-    limit = torch.finfo(torch.float32).max
-    return bool((low >= -limit) & (high <= limit))
+    largest = _largest(tensor)
+    return largest == 0.0 or FAINT <= largest <= torch.finfo(torch.float32).max
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude of a floating tensor; 0 where it is empty, NaN where it holds one."""
+    if tensor.numel() == 0:
+        return 0.0
+    ends: list[float] = torch.stack(torch.aminmax(tensor.detach())).tolist()  # NaN wins both
+    return max(map(abs, ends))
 
 
 def is_quantisable(tensor: torch.Tensor) -> bool:
     """Whether a tensor may be quantised at all.
 
-    It must fit float32 (`fits_float32`) and have at least two dimensions and `MIN_ELEMENTS` elements.
+    It must have a range (`has_range`), at least two dimensions and `MIN_ELEMENTS` elements.
 
     Example:
         >>> is_quantisable(torch.zeros(16, 16)), is_quantisable(torch.zeros(256))
         (True, False)
     """
-    return tensor.dim() >= 2 and tensor.numel() >= MIN_ELEMENTS and fits_float32(tensor)
+    return tensor.dim() >= 2 and tensor.numel() >= MIN_ELEMENTS and has_range(tensor)
 
 
 def is_two_valued(tensor: torch.Tensor) -> bool:

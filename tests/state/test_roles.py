@@ -105,6 +105,14 @@ def test_float64_outside_float32_stays_exact():
     assert not is_quantisable(tensor)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_where_float32_itself_is_coarse_a_tensor_stays_exact(dtype):
+    tensor = torch.randn(32, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert is_quantisable(1e-26 * tensor)
+    assert not is_quantisable(1e-30 * tensor)
+    assert is_quantisable(0 * tensor)
+
+
 @pytest.mark.parametrize(
     ("name", "pattern", "expected"),
     [

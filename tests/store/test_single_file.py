@@ -37,6 +37,17 @@ def error_of(state: dict[str, dict[str, torch.Tensor]]) -> float:
     return 1.0 + sum(float((state["model"][name] - true[name]).float().norm() ** 2) for name in names) / 1000
 
 
+@pytest.mark.parametrize("config", [None, dq.Config(bins=16, prune=0.1, protect=0.005)])
+@pytest.mark.parametrize("scale", [1e-26, 1e-31, 1e-40])
+def test_a_matrix_of_faint_values_is_not_lost_in_noise(tmp_path: Path, config: object, scale: float) -> None:
+    weight = scale * torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
+    beside = torch.randn(100, 100, generator=torch.Generator().manual_seed(1))
+    dq.save_file({"weight": weight, "beside": beside}, tmp_path / "model.dq", config=config)
+    error = (dq.load_file(tmp_path / "model.dq")["weight"] - weight).double()
+    limit = 0.3 if config is None else 0.25  # a step of `max_step` spreads leaves 0.29
+    assert torch.linalg.vector_norm(error) <= limit * torch.linalg.vector_norm(weight.double())
+
+
 @pytest.mark.parametrize("threshold", [0.3, 0.01, 1e-9])
 def test_a_threshold_is_kept_whatever_it_costs(tmp_path: Path, threshold: float) -> None:
     path = tmp_path / "model.dq"

@@ -17,7 +17,7 @@ from dynaquant_core.methods.lattice.draft import LatticeDraft
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.plan import fresh_epoch, next_epoch, plan
 from dynaquant_core.methods.lattice.rekey import rekey_streams
-from dynaquant_core.state.roles import fits_float32, is_quantisable
+from dynaquant_core.state.roles import has_range, is_quantisable
 
 __all__ = ["Lattice"]
 
@@ -97,8 +97,8 @@ class Lattice:
         return is_quantisable(tensor)
 
     def accepts_vector(self, tensor: Tensor) -> bool:
-        """Any finite floating tensor that an optimizer trains: its steps follow from its own moments."""
-        return tensor.numel() > 1 and fits_float32(tensor)
+        """Any tensor with a range that an optimizer trains: its steps follow from its own moments."""
+        return tensor.numel() > 1 and has_range(tensor)
 
     def draft(self, state: Mapping[str, Tensor], ref: Reference | None, config: Any, hints: Hints) -> Draft:
         """Drafts ``state`` under ``config`` against ``ref``."""
