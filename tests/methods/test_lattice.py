@@ -337,3 +337,24 @@ def test_a_frozen_tensor_costs_nothing_where_the_scale_changes_a_little(scales, 
     _, reference = draft.encode()
     assert (reference.tensors["frozen"].step == written.tensors["frozen"].step) is stays
     assert reference.tensors["trained"].step != written.tensors["trained"].step
+
+
+@pytest.mark.parametrize("factor", [0.01, 1e-6])
+def test_weights_that_shrink_are_not_lost_in_the_noise_of_their_old_step(factor):
+    generator = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(128, 128, generator=generator) for name in ("shrunk", "other")}
+    _, held, _, _ = store(Lattice(), state, None, LatticeConfig())
+    state["shrunk"] = factor * state["shrunk"]
+    _, later, read, _ = store(Lattice(), state, held, LatticeConfig())
+    assert torch.linalg.vector_norm(read.state()["shrunk"] - state["shrunk"]) < 0.3 * state["shrunk"].norm()
+    assert later.tensors["other"].step == held.tensors["other"].step
+
+
+def test_weights_that_grow_from_next_to_nothing_do_not_stay_outliers():
+    generator = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(128, 128, generator=generator) for name in ("adapter", "frozen")}
+    begun = state | {"adapter": 1e-4 * torch.randn(128, 128, generator=generator)}
+    _, held, _, _ = store(Lattice(), begun, None, LatticeConfig())
+    draft = Lattice().draft(state, held, LatticeConfig(), Hints())
+    assert draft.size < 0.5 * 128 * 128
+    assert torch.equal(dict(draft.decoded)["frozen"], held.state()["frozen"])

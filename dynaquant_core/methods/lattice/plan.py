@@ -16,7 +16,7 @@ from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.norm import shortening, squares
 from dynaquant_core.methods.lattice.rows import StillRows, find_rows, holds_rows
 from dynaquant_core.quantize.flat import flatten
-from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of
+from dynaquant_core.quantize.lattice import TensorStat, spread, steps_of, surroundings
 from dynaquant_core.state.raw import words_of
 from dynaquant_core.threads import map_threads
 
@@ -28,6 +28,9 @@ DRAWN_FROM = 1 << 10
 LOOK = 1 << 8
 #: A frozen tensor keeps its step up to so many times what the scale asks for.
 WIDEST = 2.0
+#: Any other tensor keeps its step while a fresh one is within this factor of it; looked at where the step no
+#: longer suits the values.
+OUTGROWN = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,12 @@ def plan(
 ) -> Plan:
     """Plans a save; steps that are drawn keep the bound, if there is one, and some tensors their norm.
 
-    A lattice stays while the scale does and the run goes on.  Where the scale changes, a frozen tensor's
-    stays too, unless its steps are too wide now: it costs nothing there.  After a restore every offset is
-    drawn anew: the weights began on points of the old lattice and would snap back to them.  Only a tensor
-    that still is what the base decodes to stays where it is: its noise would add up from restore to restore.
+    A lattice stays while the scale does, the run goes on and values spread about as wide as its cells:
+    weights that shrank would be lost in the noise of their old step, and of those that grew most would be
+    outliers.  Where the scale changes, a frozen tensor's stays too, unless its steps are too wide now: it
+    costs nothing there.  After a restore every offset is drawn anew: the weights began on points of the old
+    lattice and would snap back to them.  Only a tensor that still is what the base decodes to stays where it
+    is: its noise would add up from restore to restore.
     """
     bound = bound or Bound()
     level = _found("level", hints, lambda: _those(lambda name: _is_level(state[name]), state))
@@ -154,14 +159,33 @@ def _kept(
     cells = {name: held for name in names if isinstance(held := base.tensors[name], Cells)}
     asked = [name for name, held in cells.items() if base.restored or held.factor < 1]
     still = _found("still", hints, lambda: _those(lambda name: _is_still(cells[name], state[name]), asked))
-    stay: Collection[str] = still if base.restored else cells
-    if not base.restored and base.scale != scale:
+    stay: Collection[str] = still
+    if not base.restored and base.scale == scale:
+        stay = cells.keys() - _outgrown(cells, state, scale, hints, bound)
+    elif not base.restored:
         frozen = _found(
             "frozen", hints, lambda: _those(lambda name: _is_frozen(cells[name], state[name]), cells)
         )
         steps = steps_of(scale, _stats(state, hints, bound)) if frozen else {}
         stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
     return {name: _same(cells[name], still=name in still) for name in stay}
+
+
+def _outgrown(
+    cells: Mapping[str, Cells], state: Mapping[str, Tensor], scale: float, hints: Hints, bound: Bound
+) -> frozenset[str]:
+    """Tensors whose values have come to spread far wider or narrower than when their lattice was drawn."""
+    odd = _found("odd", hints, lambda: _those(lambda name: not _suits(cells[name], state[name]), cells))
+    steps = steps_of(scale, _stats(state, hints, bound)) if odd else {}
+    wide = frozenset(name for name in odd if cells[name].step > OUTGROWN * steps[name])
+    narrow = {name for name in odd if cells[name].step < steps[name] / OUTGROWN}
+    return wide | _those(lambda name: not _is_frozen(cells[name], state[name]), narrow)
+
+
+def _suits(held: Cells, tensor: Tensor) -> bool:
+    """Whether most values are further than a step from their median, and most have a cell; of a sample."""
+    _, usual = surroundings(flatten(tensor))
+    return held.step <= usual < held.alphabet.zero * held.step
 
 
 def _same(held: Cells, *, still: bool) -> Lattice:

@@ -15,7 +15,7 @@ from dynaquant_core.quantize.lattice.steps import (
     round_step,
     steps_of,
 )
-from dynaquant_core.quantize.lattice.sums import mean_square, spread
+from dynaquant_core.quantize.lattice.sums import mean_square, spread, surroundings
 
 __all__ = [
     "ESCAPE",
@@ -33,4 +33,5 @@ __all__ = [
     "round_step",
     "spread",
     "steps_of",
+    "surroundings",
 ]

@@ -14,7 +14,7 @@ from dynaquant_core.quantize.lattice import kernels
 from dynaquant_core.quantize.torch_path import chunks
 from dynaquant_core.threads import map_threads
 
-__all__ = ["mean_square", "spread"]
+__all__ = ["mean_square", "spread", "surroundings"]
 
 #: Elements that are summed at a time, and in how many lanes; fixed, so that sums do not depend on threads.
 CHUNK, LANES = 1 << 15, 256
