@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
@@ -18,6 +19,12 @@ __all__ = ["is_safetensors", "read_native", "step_of"]
 #: How the writers of training states call the step; the first one found is taken.
 STEP_KEYS = ("step", "global_step", "iteration", "iter", "steps")
 LENGTH_BYTES = 8
+
+#: How torch says that a class is not allowed.
+REFUSED = re.compile(r"Unsupported (?:global|class)[: ]+(?:GLOBAL )?(\S+)|but got <class '([^']+)'>")
+
+#: Dtypes of NumPy numbers, text and dates, as in the log of a training.  Not objects: they could be anything.
+PLAIN = "?bhilqBHILQefdFDSUMm"
 
 
 def read_native(path: Path) -> Any:
@@ -84,13 +91,14 @@ def _read_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks about the file's age are not ours to pass on
-            return torch.load(path, map_location="cpu", weights_only=True)
+            with torch.serialization.safe_globals(_plain_numpy()):
+                return torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
-        refused = re.search(r"Unsupported (?:global|class)[: ]+(?:GLOBAL )?(\S+)", str(error))
+        refused = REFUSED.search(str(error))
         if refused:
-            name = refused[1]
+            name = refused[1] or refused[2]
             raise UnsupportedStateError(
                 f"{path}: holds a {name}, and reading it could run code; "
                 "save only tensors, numbers, strings and containers of them, then try again."
@@ -99,6 +107,17 @@ def _read_torch(path: Path) -> Any:
             f"{path}: expected a torch.save or safetensors file, found neither or a damaged one"
             f"{_cause(error)}; check the path, or copy the file again."
         ) from error
+
+
+def _plain_numpy() -> list[Any]:
+    """What NumPy's scalars and arrays are pickled with, under its module's name of today and before 2.0.
+
+    None of it runs code: bytes become numbers.  A training's losses and metrics often are of this kind.
+    """
+    makers: list[Any] = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]]
+    cores = ("numpy.core", "numpy._core")
+    names = [(make, f"{core}.multiarray.{make.__name__}") for make in makers for core in cores]
+    return [*names, np.ndarray, np.dtype, *{type(np.dtype(code)) for code in PLAIN}]
 
 
 def _cause(error: BaseException) -> str:

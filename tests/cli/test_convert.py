@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -48,6 +50,30 @@ def test_import_reads_safetensors(shell: Shell, tmp_path: Path) -> None:
     assert shell("import", path, tmp_path / "store", "--step", 3, "--exact", "*").status == 0
     state = CheckpointStore(tmp_path / "store").load(3)
     assert {name: torch.equal(state[name], tensors[name]) for name in tensors} == dict.fromkeys(tensors, True)
+
+
+@pytest.mark.parametrize("module", ["numpy._core", "numpy.core"])
+def test_import_reads_the_numpy_numbers_of_a_log(shell: Shell, tmp_path: Path, module: str) -> None:
+    log = {"loss": np.float64(0.25), "losses": np.arange(5, dtype=np.float32), "best": np.int64(3)}
+    torch.save({"model": training_state()["model"], "log": log}, tmp_path / "saved.pt")
+    path = tmp_path / "native.pt"
+    with zipfile.ZipFile(tmp_path / "saved.pt") as saved, zipfile.ZipFile(path, "w") as native:
+        for name in saved.namelist():  # NumPy's own name before 2.0 and since
+            native.writestr(name, saved.read(name).replace(b"numpy._core", module.encode()))
+    assert shell("import", path, tmp_path / "store", "--step", 3).status == 0
+    read = CheckpointStore(tmp_path / "store").load(3)["log"]
+    assert {name: (type(value), value.dtype, value.tolist()) for name, value in read.items()} == {
+        name: (type(value), value.dtype, value.tolist()) for name, value in log.items()
+    }
+
+
+def test_import_refuses_numpy_arrays_of_objects(shell: Shell, tmp_path: Path) -> None:
+    torch.save({"names": np.array(["a", 1], dtype=object)}, tmp_path / "bad.pt")
+    outcome = shell("import", tmp_path / "bad.pt", tmp_path / "store")
+    assert outcome.status == 1
+    assert "bad.pt" in outcome.error()
+    assert "ObjectDType" in outcome.error()
+    assert not (tmp_path / "store").exists()
 
 
 class Unwelcome:
