@@ -31,14 +31,14 @@ class Excess:
 
 
 def streams(store: Path) -> Iterator[Excess]:
-    """Every code stream of a store whose files form one run, oldest first."""
-    method, held = resolve_method("dynaquant"), None
+    """Every code stream of a store whose files form one run, oldest first; two deltas may share a base."""
+    method, known = resolve_method("dynaquant"), {}
     for path in sorted(store.glob("*.dq"), key=lambda file: file.name.rsplit("-", 1)[1]):
         with FileReader(path) as reader:
-            source, before = reader.source("weights"), held
-            if reader.index.meta["base"] is None:
-                before = None
-            held = method.decode(source, before)
+            source, link = reader.source("weights"), reader.index.meta["base"]
+            before = None if link is None else known[link["digest"]]
+            known = known if link else {}  # of older chains nothing is needed
+            known[reader.digest] = held = method.decode(source, before)
             for name in source.specs:
                 coded = held.coded(name)
                 if coded is None:
