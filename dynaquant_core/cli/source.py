@@ -16,6 +16,7 @@ from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.plugins import find_checkpoints, is_checkpoint
 from dynaquant_core.plugins.checking import DiskUse
 from dynaquant_core.store import CheckpointInfo
+from dynaquant_core.store.disk import guarded
 
 __all__ = ["PathArgument", "Source", "StepOption", "open_source"]
 
@@ -81,7 +82,13 @@ def open_source(path: Path) -> Source:
         EmptyStoreError: nothing is there, or an empty folder.
         NotAStoreError: a folder of something else.
         CorruptFileError: a file that is no checkpoint.
+        StorageError: the system refuses.
     """
+    with guarded("look at", path):
+        return _opened(path)
+
+
+def _opened(path: Path) -> Source:
     if is_checkpoint(path):
         return FolderSource(path)
     if (beside := _folder_beside(path)) is not None:

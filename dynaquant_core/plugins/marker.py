@@ -103,10 +103,11 @@ class Marker:
             CorruptFileError: it is damaged.
         """
         path = folder / MARKER
-        if not path.is_file():
-            raise NotAStoreError(_no_checkpoint(folder))
-        with guarded("read", path), path.open("rb") as file:
-            text = file.read(MAX_BYTES)
+        with guarded("read", path):
+            if not path.is_file():
+                raise NotAStoreError(_no_checkpoint(folder))
+            with path.open("rb") as file:
+                text = file.read(MAX_BYTES)
         try:
             return cls._parsed(json.loads(text), path)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

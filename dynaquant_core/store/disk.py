@@ -99,12 +99,12 @@ def make_folder(folder: Path) -> None:
         NotAStoreError: a file is in the way.
         StorageError: the system refuses.
     """
-    if folder.is_dir():
-        return
-    if folder.exists() or folder.is_symlink():
-        raise NotAStoreError(f"{str(folder)!r} is not a folder; give the path of a folder for the store.")
-    missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
     with guarded("make the folder", folder):
+        if folder.is_dir():
+            return
+        if folder.exists() or folder.is_symlink():
+            raise NotAStoreError(f"{str(folder)!r} is not a folder; give the path of a folder for the store.")
+        missing = [folder, *(parent for parent in folder.parents if not parent.exists())]
         for path in reversed(missing):
             path.mkdir(exist_ok=True)
             sync_folder(path.parent)

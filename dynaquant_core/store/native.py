@@ -35,14 +35,15 @@ def read_native(path: Path) -> Any:
         UnsupportedStateError: a torch.save file that holds more than tensors and plain values, or a .dq file.
         CorruptFileError: the file is neither of the two, or damaged.
     """
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "nothing"
-        raise StorageError(
-            f"{path}: expected a torch.save or safetensors file, found {found}; check the path."
-        )
     try:
+        found = "a file" if path.is_file() else "a folder" if path.is_dir() else "nothing"
+        if found != "a file":
+            message = f"{path}: expected a torch.save or safetensors file, found {found}; check the path."
+            raise StorageError(message)
         _refuse_own(path)
         return _read_safetensors(path) if is_safetensors(path) else _read_torch(path)
+    except StorageError:
+        raise
     except OSError as error:
         raise StorageError(
             f"{path}: cannot be read ({error.strerror or error}); check its permissions."

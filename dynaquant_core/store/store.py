@@ -90,7 +90,8 @@ class CheckpointStore:
         given = path_from("CheckpointStore: path", path)
         with guarded("find", given):
             self.path = given.absolute()
-        if self.path.exists() and not self.path.is_dir():
+            is_other = self.path.exists() and not self.path.is_dir()
+        if is_other:
             raise NotAStoreError(f"{str(self.path)!r} is a file; a store is a folder of checkpoints.")
         self._settings = Settings.of(method, moments, exact)
         policy = Policy.of(keep_last, keep_every, keep_within)

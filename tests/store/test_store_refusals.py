@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +47,70 @@ except dq.StorageError as error:
     print(error.errno, error)
 """
 
+CLOSED = """
+import os, sys
+from pathlib import Path
+import torch
+import dynaquant_core as dq
+from dynaquant_core.cli import main
 
-def test_a_folder_without_write_permission(tmp_path: Path) -> None:
-    """Root ignores modes, so the child gives its rights up."""
-    for folder in (tmp_path, *tmp_path.parents[:-2]):
-        if folder.owner() and os.access(folder, os.W_OK) and folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o055)
-    child = [sys.executable, "-c", READ_ONLY, str(tmp_path / "store")]
+def commands(path):
+    for words in (["log", path], ["import", path + "/a.pt", path + "x"], ["run", path + "/a.yaml"]):
+        sys.argv = ["dynaquant", *words]
+        try:
+            main()
+        except SystemExit as ended:
+            assert ended.code == 1
+
+path, model = sys.argv[1], torch.nn.Linear(2, 2)
+sys.stderr = open(os.devnull, "w")
+commands(path + "/nowhere")  # imports what commands need, which the user below may not read
+sys.stderr = sys.stdout
+os.chmod(Path(path).parent, 0o000)
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+for attempt in (
+    lambda: dq.CheckpointStore(path),
+    lambda: dq.Checkpointer(path, model, every=1),
+    lambda: dq.load_file(path + "/m.dq"),
+    lambda: dq.save_file({"a": torch.ones(2)}, path + "/m.dq"),
+):
+    try:
+        attempt()
+    except dq.StorageError as error:
+        print(error)
+commands(path)
+"""
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that every user may search: pytest closes its own to others whenever it starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def refusals(script: str, path: Path) -> list[str]:
+    """What a child printed that gave its rights up, as root ignores modes."""
+    child = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    refused = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_a_folder_without_write_permission(open_path: Path) -> None:
+    refused = refusals(READ_ONLY, open_path / "store")
     assert len(refused) == 2
     assert all(line.startswith("13 ") and "permission" in line for line in refused)
+
+
+def test_a_folder_that_may_not_even_be_looked_at(open_path: Path) -> None:
+    filled(open_path / "closed" / "store")
+    refused = refusals(CLOSED, open_path / "closed" / "store")
+    assert len(refused) == 7
+    assert all("Permission denied" in line and "bug" not in line for line in refused)
 
 
 @pytest.fixture

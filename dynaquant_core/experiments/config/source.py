@@ -39,7 +39,10 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
         ConfigError: no such file or name, text that is not YAML, a key that is there twice, unknown or
             ill-typed, or an override of what the grid or the axis sets in every run.
     """
-    path = _find(config)
+    try:
+        path = _find(config)
+    except OSError as error:
+        raise ConfigError(f"{config}: cannot be looked at: {error.strerror}.") from None
     try:
         data = read_yaml(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
