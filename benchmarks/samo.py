@@ -3,6 +3,7 @@
     python benchmarks/samo.py memory                         # bytes against the formula
     python benchmarks/samo.py time --model gpt               # a step, split, against a dense one (float32)
     python benchmarks/samo.py loss --model gpt --steps 600   # against dense pruned training, and unpruned
+    python benchmarks/samo.py loss --model vgg --steps 600 --out results.json    # kept as they come; goes on
     python benchmarks/samo.py ranks                          # two gloo ranks against dense DDP
     python benchmarks/samo.py sparse                         # 90% zeros: dense products against CSR
 
@@ -19,7 +20,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def train(
             after()
 
 
-def final_loss(given: argparse.Namespace) -> list[dict[str, Any]]:
+def final_loss(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A quarter of the steps dense, then pruned: dense masked, and SAMO in float32 and bfloat16."""
     data = Data(given.model)
     start = build(given.model)
@@ -116,7 +117,6 @@ def final_loss(given: argparse.Namespace) -> list[dict[str, Any]]:
     model, its = fresh()
     train(model, its, data, late)
     unpruned = quality(model, data)
-    rows = []
     for sparsity in given.sparsities:
         row = {"model": given.model, "sparsity": sparsity, "steps": given.steps, "unpruned": unpruned}
         for name, dtype in (("samo", torch.float32), ("samo_bfloat16", torch.bfloat16)):
@@ -131,8 +131,7 @@ def final_loss(given: argparse.Namespace) -> list[dict[str, Any]]:
         row["perplexity"] = {
             key: math.exp(row[key]) for key in ("unpruned", "samo", "samo_bfloat16", "dense_pruned")
         }
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _masking(model: nn.Module, masks: dict[str, Tensor]) -> Callable[[], None]:
@@ -212,7 +211,29 @@ def sparse(given: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-COMMANDS = {"memory": memory, "time": step_time, "loss": final_loss, "ranks": ranks, "sparse": sparse}
+COMMANDS: dict[str, Callable[[argparse.Namespace], Iterable[dict[str, Any]]]] = {
+    "memory": memory,
+    "time": step_time,
+    "loss": final_loss,
+    "ranks": ranks,
+    "sparse": sparse,
+}
+
+
+def kept(given: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is measured, beside what the file holds, row by row; a training that it holds is not repeated."""
+    told = {"command": given.command, **about}
+    held = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else []
+    if given.command == "loss":
+        same = told | {"model": given.model, "steps": given.steps}
+        done = {row["sparsity"] for row in held if same.items() <= row.items()}
+        given.sparsities = [sparsity for sparsity in given.sparsities if sparsity not in done]
+    if given.sparsities:
+        for row in COMMANDS[given.command](given):
+            held.append(told | row)
+            if given.out is not None:
+                given.out.write_text(json.dumps(held, indent=1) + "\n")
+    return held
 
 
 def main() -> None:
@@ -226,11 +247,10 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[128, 256, 512, 1024, 2048, 4096])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, help="a JSON file of rows, kept and added to")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rows = COMMANDS[given.command](given)
-    about = {"torch": torch.__version__, "threads": given.threads}
-    print(json.dumps({"command": given.command, "environment": about, "rows": rows}, indent=1))
+    print(json.dumps(kept(given, {"torch": torch.__version__, "threads": given.threads}), indent=1))
 
 
 if __name__ == "__main__":
