@@ -36,6 +36,7 @@ NUMBERS = (
     "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
     "training_seconds", *(f"{stage}_seconds" for stage in STAGES),
     "rework_mean", "rework_low", "rework_high", "rework_repeats", "checkpoint_bytes", "bins",
+    "smaller", "seconds_a_step",
 )  # fmt: skip
 
 
@@ -92,11 +93,13 @@ def figures(run: Run) -> dict[str, float | None]:
     rework = run.get("rework") or {}
     numbers |= {f"rework_{name}": rework.get(name) for name in ("mean", "low", "high", "repeats")}
     numbers["checkpoint_bytes"] = rework.get("bytes_mean")
-    if run["kind"] == "rework":  # it has no list of checkpoints that could be counted
+    if run["kind"] in {"rework", "system"}:  # it has no list of checkpoints that could be counted
         counted = ("checkpoints", "met", "keys", "evaluations")
         numbers |= dict.fromkeys((*counted, *(f"{stage}_seconds" for stage in STAGES)))
     bins = [entry["bins"] for entry in run.get("bins", [])]
     numbers["bins"] = None if None in bins else _mean(bins)
+    system = run.get("system") or {}
+    numbers |= {name: system.get(name) for name in ("smaller", "seconds_a_step")}
     return {name: numbers[name] for name in NUMBERS}
 
 

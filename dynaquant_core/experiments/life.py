@@ -21,7 +21,7 @@ from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.tape import Tape
 from dynaquant_core.experiments.trainer import Trainer
 
-__all__ = ["Life", "mean", "measured", "note", "say", "swaps_left"]
+__all__ = ["Life", "in_curve", "mean", "measured", "note", "say", "swaps_left"]
 
 #: Seconds between two lines of progress, and points in a run's loss curve.
 PROGRESS_SECONDS = 0.2
@@ -128,7 +128,7 @@ class Life:
         step = self._trainer.step
         steps, interval = self._job.experiment.steps, self._job.experiment.checkpoint_every
         always = always or step in self._swaps
-        if always or step > steps - interval or step % max(1, steps // CURVE_POINTS) == 0:
+        if always or in_curve(step, steps, interval):
             events.append(self._job.diary, "loss", step=step, loss=loss, seconds=self._trainer.seconds)
         if always or time.monotonic() - self._said > PROGRESS_SECONDS:
             self._said = time.monotonic()
@@ -139,6 +139,16 @@ class Life:
         parent = os.getppid()
         while os.getppid() == parent:
             time.sleep(0.02)
+
+
+def in_curve(step: int, steps: int, interval: int) -> bool:
+    """Whether a step's loss is kept: each one of the last interval, of the others so many.
+
+    Example:
+        >>> [in_curve(step, 2000, 100) for step in (500, 501, 1901)]
+        [True, False, True]
+    """
+    return step > steps - interval or step % max(1, steps // CURVE_POINTS) == 0
 
 
 def swaps_left(job: Job) -> set[int]:

@@ -49,7 +49,7 @@ def pretraining(experiment: Experiment) -> Experiment:
         ConfigError: its parts do not go together.
     """
     section, settings = _section(experiment), experiment.as_dict()
-    settings |= {"kind": "train", "pretrained": None, "seed": section.seed}
+    settings |= {"kind": "train", "pretrained": None, "system": None, "seed": section.seed}
     settings |= {
         "steps": section.steps or 1,
         "checkpoint_every": section.checkpoint_every or section.steps or 1,

@@ -168,6 +168,8 @@ def method_label(run: Run) -> str:
     Example:
         >>> method_label({"method": "dynaquant", "options": {"coder": "huffman"}})
         'dynaquant coder=huffman'
+        >>> method_label({"method": "lattice", "options": {"max_step": None}})
+        'lattice max_step=None'
     """
     name, options = run["method"], run["options"]
     profile = {"profile": options["profile"]} if options.get("profile") else {}
@@ -175,7 +177,7 @@ def method_label(run: Run) -> str:
         usual = resolve_method({"name": name, **profile}).options()
     except DynaQuantError:  # a method that is not installed here
         usual = {}
-    changed = {key: value for key, value in options.items() if usual.get(key) != value}
+    changed = {key: value for key, value in options.items() if key not in usual or usual[key] != value}
     return " ".join([name, *(f"{key}={value}" for key, value in (profile | changed).items())])
 
 

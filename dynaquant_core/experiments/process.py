@@ -9,7 +9,7 @@ Checkpointer and all that they hold, makes them anew as a new process would, and
 data set, which no life changes, is handed on.  Final weights are those of the killed run, bit for bit.
 
 It may also record exact states while it trains, replay such a recording, compress a pre-trained model and
-fine-tune it, or count rework.
+fine-tune it, count rework, or train under a system.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dynaquant_core.experiments.ablation.replays import REPLAYS
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life, say
 from dynaquant_core.experiments.rework import run as rework
+from dynaquant_core.experiments.systems.run import SystemRun
 from dynaquant_core.experiments.tape import alone
 from dynaquant_core.experiments.transfer import Transfer
 
@@ -43,6 +44,8 @@ def work(job: Job, halt: int | None) -> None:
         rework.work(job)
     elif job.experiment.kind == "transfer" and job.saves:
         Transfer(job).run()
+    elif job.experiment.kind == "system" and job.saves:
+        SystemRun(job).run()
     elif job.recording is not None:
         REPLAYS[job.experiment.measure](job).run()
     elif job.records:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class Trainer:
 
     Attributes:
         order: what batches are drawn by, with the step: the seed of the run.
+        clipped: gives the parameters whose gradients are clipped together: the model's, unless a system
+            (`systems`) holds them elsewhere.
         step: optimizer steps done.
         seconds: time spent in `advance` by this process.
 
@@ -59,6 +61,7 @@ class Trainer:
         self.optimizer = make_optimizer(experiment.optimizer, self.model)
         self.scheduler = make_scheduler(experiment.optimizer, self.optimizer, experiment.steps)
         self.order = experiment.seed
+        self.clipped: Callable[[], Iterable[torch.Tensor]] = self.model.parameters
         self.step = 0
         self.seconds = 0.0
 
@@ -69,22 +72,30 @@ class Trainer:
             ExperimentError: the loss is not finite.
         """
         started = time.perf_counter()
-        inputs, targets = self._moved(self.data.batch(self.order, self.step))
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = _loss(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._experiment.optimizer.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._experiment.optimizer.clip)
-        self.optimizer.step()
-        self.scheduler.step()
-        self.step += 1
-        value = float(loss.detach())
+        value = self.backward()
+        self.update()
         if not np.isfinite(value):
             raise ExperimentError(
                 f"training loss is {value} at step {self.step}; lower optimizer.lr or set optimizer.clip."
             )
         self.seconds += time.perf_counter() - started
         return value
+
+    def backward(self) -> float:
+        """Gradients of the next step's batch; returns its training loss, which may not be finite."""
+        inputs, targets = self._moved(self.data.batch(self.order, self.step))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = _loss(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def update(self) -> None:
+        """The step that `backward`'s gradients ask for."""
+        if self._experiment.optimizer.clip is not None:
+            nn.utils.clip_grad_norm_(self.clipped(), self._experiment.optimizer.clip)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.step += 1
 
     def quality(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[float]:
         """The experiment's metric on each batch, of this model or of ``model``; training flags are kept.

@@ -14,7 +14,7 @@ __all__ = ["varied"]
 TOLD = frozenset(
     {"name", "output", "grid", "kind", "of", "measure", "axis", "seed", "seeds", "method", "moments"}
     | {"max_chain", "threshold", "checkpoint_every", "steps", "as_restored", "fix", "search"}
-    | {"model.name", "data.source", "rework.size", "rework.point"}
+    | {"model.name", "data.source", "rework.size", "rework.point", "system"}
 )
 
 

@@ -67,6 +67,8 @@ class LocalReducer:
         self._residuals = [Residuals(parameters) for parameters in self._parameters]
         #: Completed calls of `reduce`.
         self.step = 0
+        #: Bytes that the replicas have handed in since this reducer was made, and what they are uncompressed.
+        self.handed_bytes, self.dense_bytes = 0, 0
 
     def reduce(self) -> None:
         """Call it when all replicas have their gradients; afterwards all have the same ones.
@@ -112,6 +114,7 @@ class LocalReducer:
             total = self._dense(name, first.device) / divisor
         else:
             rows = torch.stack([packed.to(first.device) for packed in self._packed(name, limits)])
+            self.handed_bytes += rows.nbytes
             total = codes.decode_sum(rows, first.numel(), *limits, divisor)
         for parameters in self._parameters:
             parameter = parameters[name]
@@ -123,6 +126,8 @@ class LocalReducer:
         for parameters in self._parameters:
             gradient = parameters[name].grad
             if gradient is not None:
+                self.dense_bytes += gradient.nbytes
+                self.handed_bytes += gradient.nbytes
                 total = total + gradient.to(device).float()
         return total
 
@@ -132,6 +137,7 @@ class LocalReducer:
             gradient = parameters[name].grad
             if gradient is not None:
                 flat = gradient.reshape(-1)
+                self.dense_bytes += flat.nbytes
                 held = residuals.flat((name,), [flat.view(gradient.shape)], flat)
                 packed.append(codes.encode(held, flat, *limits))
         return packed

@@ -19,6 +19,7 @@ from dynaquant_core.experiments.config.parts import (
 )
 from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
 from dynaquant_core.experiments.config.section import Count, Seed, Threshold, plain, require_parts
+from dynaquant_core.experiments.config.systems import OF_SAVING, SYSTEMS, SystemSection, system_problem
 from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.failures import failure_steps
 
@@ -82,11 +83,12 @@ class Experiment(AblationKeys):
         kind: ``train``: each run trains, and saves meanwhile; ``replay``: a run's exact states are recorded
             once, and each run saves those; ``transfer``: a pre-trained model is compressed once, and each run
             is fine-tuned from that; ``ablate``: trainings or replays along one axis; ``rework``: one run
-            fails many times, and its way back is counted.
+            fails many times, and its way back is counted; ``system``: each run trains under a system that
+            shrinks what training moves or holds, and stores nothing.
         axis, of, measure, time_limit, fix, search: see `config.ablation`.
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
-        checkpoint_every: steps between checkpoints.
+        checkpoint_every: steps between checkpoints; of a system, between measurements.
         threshold: relative degradation of the search metric that a checkpoint may cost, a share below 1.
         method: name or mapping of the compression method; None: the project's default.
         moments: ``8bit``, ``exact``, ``compact``, ``minimal``, ``second`` or ``none``.
@@ -99,13 +101,14 @@ class Experiment(AblationKeys):
         as_restored: replay only: each checkpoint is one of a run that was restored from the one before.
         rework, buckets: rework only, one of the two; see `config.rework`.
         evaluate: metric and batch of the evaluation.
-        pretrained: transfer only: the model to start from, see `config.transfer`.
+        system: system only; see `config.systems`.
+        pretrained: the model to start from, see `config.transfer`: of a transfer, or of a system.
         grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another.
         output: results folder, by default ``runs/<name>``.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    kind: Literal["train", "replay", "transfer", "ablate", "rework"] = "train"
+    kind: Literal["train", "replay", "transfer", "ablate", "rework", "system"] = "train"
     model: ModelSection
     data: DataSection
     optimizer: OptimizerSection = OptimizerSection()
@@ -123,6 +126,7 @@ class Experiment(AblationKeys):
     as_restored: bool = False
     rework: ReworkSection | None = None
     buckets: BucketsSection | None = None
+    system: SystemSection | None = None
     evaluate: Evaluation = Evaluation()
     pretrained: Pretrained | None = None
     grid: Annotated[Crossing | list[Crossing], PlainValidator(_grid)] = Field(default_factory=dict)
@@ -146,6 +150,8 @@ class Experiment(AblationKeys):
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
         own, metric = (self.rework, self.buckets), self.evaluate.metric
         problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric)
+        usual = {key: getattr(self, key) == _default(key) for key in OF_SAVING}
+        problem = problem or system_problem(self.kind, self.system, self.steps, usual, varies=bool(self.grid))
         if problem is not None:
             raise ValueError(problem)
         self._consistent_transfer(bool(failures))
@@ -153,8 +159,12 @@ class Experiment(AblationKeys):
 
     def _consistent_transfer(self, fails: bool) -> None:
         if self.kind != "transfer":
-            if self.pretrained is not None:
-                raise ValueError("pretrained belongs to kind: transfer")
+            if self.pretrained is not None and self.kind != "system":
+                raise ValueError("pretrained belongs to kind: transfer, or to kind: system")
+            if self.pretrained is not None and not self.pretrained.weights_alone:
+                raise ValueError(
+                    "kind: system starts from a file of weights: of pretrained give source alone"
+                )
             return
         if self.pretrained is None:
             raise ValueError("kind: transfer needs pretrained: the model to start from")
@@ -173,6 +183,10 @@ class Experiment(AblationKeys):
         if self.seeds is not None:
             del data["seed"]  # one of the two, as in the file
         return data
+
+
+def _default(key: str) -> Any:
+    return Experiment.model_fields[key].get_default(call_default_factory=True)
 
 
 def validate(data: Any, where: str) -> Experiment:
@@ -201,7 +215,7 @@ def validate(data: Any, where: str) -> Experiment:
 def _message(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "constrained"))]
-    if len(place) > 1 and place[0] in {"model", "data"} and place[1] in TAGS:
+    if len(place) > 1 and place[0] in {"model", "data", "system"} and place[1] in TAGS | SYSTEMS:
         del place[1]  # pydantic names the chosen class too
     if place and place[-1] == "int":
         del place[-1]  # and the branch of a union

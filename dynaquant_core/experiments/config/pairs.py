@@ -11,7 +11,9 @@ __all__ = ["DATA_OF", "TAGS", "require_metric", "require_pair"]
 #: The data that each model reads.
 DATA_OF: dict[str, tuple[str, ...]] = {
     "char_gpt": ("text", "bytes"),
+    "char_lstm": ("text", "bytes"),
     "resnet": ("cifar",),
+    "inception": ("cifar",),
     "vgg": ("cifar",),
     "mobilenet": ("cifar",),
     "vit": ("cifar", "image_folder"),
@@ -20,6 +22,7 @@ DATA_OF: dict[str, tuple[str, ...]] = {
     "minilm": ("sst2", "stsb"),
     "hf": ("tokens", "sst2", "mnli", "stsb"),
     "mlr": ("mnist",),
+    "mlp": ("mnist",),
     "lenet5": ("mnist",),
     "alexnet": ("mnist",),
     "factorisation": ("ratings",),

@@ -28,9 +28,12 @@ from dynaquant_core.experiments.config.section import (
 )
 from dynaquant_core.experiments.config.small import (
     AlexNetModel,
+    CharLSTMModel,
     DigitData,
     FactorisationModel,
+    InceptionModel,
     LeNet5Model,
+    MlpModel,
     MlrModel,
     RatingsData,
 )
@@ -198,9 +201,9 @@ class Evaluation(Section):
         return "min" if self.metric == "loss" else "max"
 
 
-LanguageModel = CharGPTModel | BertModel | MiniLMModel | HFModel
-PictureModel = ResNetModel | BottleneckModel | ViTModel | VGGModel | MobileNetModel
-SmallModel = MlrModel | LeNet5Model | AlexNetModel | FactorisationModel
+LanguageModel = CharGPTModel | CharLSTMModel | BertModel | MiniLMModel | HFModel
+PictureModel = ResNetModel | InceptionModel | BottleneckModel | ViTModel | VGGModel | MobileNetModel
+SmallModel = MlrModel | MlpModel | LeNet5Model | AlexNetModel | FactorisationModel
 LanguageData = TextData | MaskedData | ByteData | SentenceData | TokenData
 OtherData = ImageData | FolderData | DigitData | RatingsData
 

@@ -1,4 +1,4 @@
-"""The sections of the small models of arXiv 2009.13003, and of the data that they read."""
+"""The sections of small models, those of arXiv 2009.13003 among them, and of the data that they read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from pydantic import Field, model_validator
 
 from dynaquant_core.experiments.config.section import Count, Number, Section, Share
 
-__all__ = ["AlexNetModel", "DigitData", "FactorisationModel", "LeNet5Model", "MlrModel", "RatingsData"]
+__all__ = [
+    "AlexNetModel",
+    "CharLSTMModel",
+    "DigitData",
+    "FactorisationModel",
+    "InceptionModel",
+    "LeNet5Model",
+    "MlpModel",
+    "MlrModel",
+    "RatingsData",
+]
 
 
 class MlrModel(Section):
@@ -29,6 +39,28 @@ class AlexNetModel(Section):
     name: Literal["alexnet"]
     width: Count = 8
     dropout: Share = 0.0
+
+
+class MlpModel(Section):
+    """``model: {name: mlp}``: three layers, the first of ``width``, the second of half of it."""
+
+    name: Literal["mlp"]
+    width: Count = 512
+
+
+class CharLSTMModel(Section):
+    """``model: {name: char_lstm}``: an LSTM over characters; the vocabulary comes from the data."""
+
+    name: Literal["char_lstm"]
+    width: Count = 128
+    layers: Count = 1
+
+
+class InceptionModel(Section):
+    """``model: {name: inception}``: three blocks of four branches; ``width`` channels in its first layer."""
+
+    name: Literal["inception"]
+    width: Annotated[int, Field(ge=2, multiple_of=2)] = 8
 
 
 class FactorisationModel(Section):

@@ -44,3 +44,8 @@ class Pretrained(Section):
         if self.steps is not None and (self.checkpoint_every or 1) > self.steps:
             raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
         return self
+
+    @property
+    def weights_alone(self) -> bool:
+        """Whether it names a file of weights and nothing else."""
+        return self.source is not None and self.data is None and self.evaluate is None

@@ -7,6 +7,7 @@ from dynaquant_core.experiments.kinds.ablate import Ablate
 from dynaquant_core.experiments.kinds.base import Kind
 from dynaquant_core.experiments.kinds.replay import Replayed
 from dynaquant_core.experiments.kinds.rework import Reworked
+from dynaquant_core.experiments.kinds.system import Shrinking
 from dynaquant_core.experiments.kinds.train import Train
 from dynaquant_core.experiments.kinds.transfer import Transferred
 
@@ -18,6 +19,7 @@ KINDS: dict[str, Kind] = {
     "transfer": Transferred(),
     "ablate": Ablate(),
     "rework": Reworked(),
+    "system": Shrinking(),
 }
 
 

@@ -1,10 +1,10 @@
-"""Three classifiers of grey 28x28 images, the models of arXiv 2009.13003."""
+"""Classifiers of grey 28x28 images: the models of arXiv 2009.13003, and a perceptron of three layers."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["AlexNet", "LeNet5", "Mlr"]
+__all__ = ["AlexNet", "LeNet5", "Mlp", "Mlr"]
 
 #: Pixels on a side.
 SIDE = 28
@@ -33,6 +33,34 @@ class Mlr(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the labels."""
         logits: Tensor = self.head(images.flatten(1))
+        return logits
+
+
+class Mlp(nn.Module):
+    """Three layers with rectifiers between them.
+
+    Args:
+        classes: number of labels.
+        width: of the first hidden layer; the second has half of it.
+
+    ``forward(images)`` maps float32[batch, 1, 28, 28] to logits float32[batch, classes].
+
+    Example:
+        >>> sum(parameter.numel() for parameter in Mlp(classes=10, width=512).parameters())
+        535818
+    """
+
+    def __init__(self, classes: int = 10, *, width: int = 512) -> None:
+        super().__init__()
+        half = max(1, width // 2)
+        self.hidden = nn.Sequential(
+            nn.Flatten(), nn.Linear(SIDE * SIDE, width), nn.ReLU(), nn.Linear(width, half), nn.ReLU()
+        )
+        self.head = nn.Linear(half, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the labels."""
+        logits: Tensor = self.head(self.hidden(images))
         return logits
 
 

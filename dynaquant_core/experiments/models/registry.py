@@ -31,8 +31,11 @@ from dynaquant_core.experiments.config.pictures import BottleneckModel, FolderDa
 from dynaquant_core.experiments.config.section import Section
 from dynaquant_core.experiments.config.small import (
     AlexNetModel,
+    CharLSTMModel,
     FactorisationModel,
+    InceptionModel,
     LeNet5Model,
+    MlpModel,
     MlrModel,
     RatingsData,
 )
@@ -41,8 +44,10 @@ from dynaquant_core.experiments.data.sentences import pad_token, read_tokenizer
 from dynaquant_core.experiments.models.bert import Bert
 from dynaquant_core.experiments.models.bottleneck import BottleneckNet
 from dynaquant_core.experiments.models.char_gpt import CharGPT
-from dynaquant_core.experiments.models.digits import AlexNet, LeNet5, Mlr
+from dynaquant_core.experiments.models.char_lstm import CharLSTM
+from dynaquant_core.experiments.models.digits import AlexNet, LeNet5, Mlp, Mlr
 from dynaquant_core.experiments.models.factorisation import Factorisation
+from dynaquant_core.experiments.models.inception import Inception
 from dynaquant_core.experiments.models.mobilenet import MobileNet
 from dynaquant_core.experiments.models.pretrained import HF, MiniLM
 from dynaquant_core.experiments.models.resnet import ResNet
@@ -136,6 +141,9 @@ MODELS: Final[Mapping[type[Section], Model]] = {
     ViTModel: _vit,
     VGGModel: _vgg,
     MobileNetModel: _mobilenet,
+    CharLSTMModel: lambda own, _, classes: CharLSTM(classes, width=own.width, layers=own.layers),
+    InceptionModel: lambda own, _, classes: Inception(classes, width=own.width),
+    MlpModel: lambda own, _, classes: Mlp(classes, width=own.width),
     MlrModel: lambda _own, _data, classes: Mlr(classes),
     LeNet5Model: lambda _own, _data, classes: LeNet5(classes),
     AlexNetModel: lambda own, _, classes: AlexNet(classes, width=own.width, dropout=own.dropout),

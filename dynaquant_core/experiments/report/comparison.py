@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dynaquant_core.experiments.figures import by_model, by_setting, saving, setting_label
 from dynaquant_core.experiments.price import Figure, Run
 from dynaquant_core.experiments.report.price import figure_text
+from dynaquant_core.experiments.report.systems import system_rows, system_runs
 from dynaquant_core.experiments.report.table import Row, percent
 
 __all__ = ["comparison_rows", "seed_rows"]
@@ -33,10 +34,10 @@ def seed_rows(runs: Sequence[Run]) -> list[Row]:
         >>> seed_rows([])
         []
     """
-    runs = saving(runs)
-    if all(len(seeds) < 2 for _, seeds, _ in by_setting(runs)):
+    saved, shrunk = saving(runs), system_runs(runs)
+    if all(len(seeds) < 2 for _, seeds, _ in by_setting([*saved, *shrunk])):
         return []
-    return comparison_rows(runs)
+    return comparison_rows(saved) + system_rows(shrunk)
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[Row]:

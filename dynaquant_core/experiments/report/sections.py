@@ -16,6 +16,13 @@ from dynaquant_core.experiments.report.rework import (
     rework_rows,
     stage_rows,
 )
+from dynaquant_core.experiments.report.systems import (
+    draw_systems,
+    role_rows,
+    state_rows,
+    system_rows,
+    system_runs,
+)
 from dynaquant_core.experiments.report.table import Row
 
 if TYPE_CHECKING:
@@ -63,6 +70,16 @@ SECTIONS: Final[Mapping[str, Section]] = {
         bucket_runs,
         {"By change": bucket_rows},
         draw_buckets,
+    ),
+    "systems": Section(
+        "Systems",
+        "A training under a system that shrinks what it holds or moves, beside the same training without.  "
+        "Smaller: of SmaQ and its rivals raw over stored bytes of all that they code; of SAMO the dense "
+        "training state over what is held; of two bits gradients in float32 over what replicas hand in, the "
+        "warm-up included.  Seconds are those of a machine that may have had other work.",
+        system_runs,
+        {"By setting": system_rows, "Roles": role_rows, "State, in bytes": state_rows},
+        draw_systems,
     ),
 }
 

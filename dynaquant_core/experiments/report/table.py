@@ -28,6 +28,7 @@ def summary(results: Results) -> list[Row]:
         "replay": _replayed_row,
         "transfer": _transferred_row,
         "rework": _rework_row,
+        "system": _system_row,
     }
     runs = results.data["runs"]
     several = len(by_model(runs)) > 1
@@ -89,6 +90,23 @@ def _rework_row(index: int, run: Mapping[str, Any]) -> Row:
         "rework": f"{rework['mean']:.2f}{interval}",
         "stored": size(rework["bytes_mean"]),
         "ratio": times(rework["ratio"]),
+    }
+
+
+def _system_row(index: int, run: Mapping[str, Any]) -> Row:
+    final, system = run["final"], run["system"]
+    ended = system["diverged_after"]
+    return {
+        "run": str(index + 1),
+        "system": setting_label(run),
+        "seed": str(run["seed"]),
+        f"final {final['metric']}": number(final["value"], digits=4)
+        if ended is None
+        else f"none: diverged after {ended}",
+        "without": number(final["baseline"], digits=4),
+        "degradation": percent(final["relative_degradation"], signed=True),
+        "smaller": times(system["smaller"]),
+        "seconds a step": number(system["seconds_a_step"], digits=4),
     }
 
 
