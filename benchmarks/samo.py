@@ -2,10 +2,10 @@
 
     python benchmarks/samo.py memory                         # bytes against the formula
     python benchmarks/samo.py time --model gpt               # a step, split, against a dense one (float32)
-    python benchmarks/samo.py loss --model gpt --steps 600   # against dense pruned training, and unpruned
-    python benchmarks/samo.py loss --model vgg --steps 600 --out results.json    # kept as they come; goes on
     python benchmarks/samo.py ranks                          # two gloo ranks against dense DDP
     python benchmarks/samo.py sparse                         # 90% zeros: dense products against CSR
+
+What a training makes of it: ``dynaquant run systems/samo_gpt``, ``samo_vgg`` and ``samo_wide``.
 
 Models: gpt (tiny Shakespeare), vgg, wide and mlp (CIFAR-10, the lossless subset), under ${DYNAQUANT_DATA}.
 """
@@ -13,23 +13,19 @@ Models: gpt (tiny Shakespeare), vgg, wide and mlp (CIFAR-10, the lossless subset
 from __future__ import annotations
 
 import argparse
-import copy
 import json
-import math
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from samo_nets import BATCH, Data, adamw, build, loss_of, quality
+from samo_nets import BATCH, Data, adamw, build, loss_of
 from samo_timing import against_dense
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.memory import samo
@@ -83,70 +79,6 @@ def step_time(given: argparse.Namespace) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, data: Data, steps: range, after: Any = None
-) -> None:
-    """A plain loop; ``after`` is called before and after each optimizer step."""
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, data.batch(step)).backward()
-        if after is not None:
-            after()
-        optimizer.step()
-        if after is not None:
-            after()
-
-
-def final_loss(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A quarter of the steps dense, then pruned: dense masked, and SAMO in float32 and bfloat16."""
-    data = Data(given.model)
-    start = build(given.model)
-    optimizer = adamw(start)
-    early, late = range(given.steps // 4), range(given.steps // 4, given.steps)
-    train(start, optimizer, data, early)
-    moments = copy.deepcopy(optimizer.state_dict())
-
-    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = copy.deepcopy(start)
-        its = adamw(model)
-        its.load_state_dict(copy.deepcopy(moments))
-        return model, its
-
-    model, its = fresh()
-    train(model, its, data, late)
-    unpruned = quality(model, data)
-    for sparsity in given.sparsities:
-        row = {"model": given.model, "sparsity": sparsity, "steps": given.steps, "unpruned": unpruned}
-        for name, dtype in (("samo", torch.float32), ("samo_bfloat16", torch.bfloat16)):
-            model, its = fresh()
-            handle = samo.wrap(model, its, sparsity=sparsity, dtype=dtype)
-            masks = handle.masks()
-            train(model, its, data, late)
-            row[name] = quality(model, data)
-        model, its = fresh()
-        train(model, its, data, late, _masking(model, masks))
-        row["dense_pruned"] = quality(model, data)
-        row["perplexity"] = {
-            key: math.exp(row[key]) for key in ("unpruned", "samo", "samo_bfloat16", "dense_pruned")
-        }
-        yield row
-
-
-def _masking(model: nn.Module, masks: dict[str, Tensor]) -> Callable[[], None]:
-    weights = dict(model.named_parameters())
-
-    def mask() -> None:
-        with torch.no_grad():
-            for name, kept in masks.items():
-                weights[name].masked_fill_(~kept, 0)
-                gradient = weights[name].grad
-                if gradient is not None:
-                    gradient.masked_fill_(~kept, 0)
-
-    mask()
-    return mask
 
 
 def ranks(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -211,29 +143,7 @@ def sparse(given: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], Iterable[dict[str, Any]]]] = {
-    "memory": memory,
-    "time": step_time,
-    "loss": final_loss,
-    "ranks": ranks,
-    "sparse": sparse,
-}
-
-
-def kept(given: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is measured, beside what the file holds, row by row; a training that it holds is not repeated."""
-    told = {"command": given.command, **about}
-    held = json.loads(given.out.read_text()) if given.out is not None and given.out.exists() else []
-    if given.command == "loss":
-        same = told | {"model": given.model, "steps": given.steps}
-        done = {row["sparsity"] for row in held if same.items() <= row.items()}
-        given.sparsities = [sparsity for sparsity in given.sparsities if sparsity not in done]
-    if given.sparsities:
-        for row in COMMANDS[given.command](given):
-            held.append(told | row)
-            if given.out is not None:
-                given.out.write_text(json.dumps(held, indent=1) + "\n")
-    return held
+COMMANDS = {"memory": memory, "time": step_time, "ranks": ranks, "sparse": sparse}
 
 
 def main() -> None:
@@ -247,10 +157,11 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[128, 256, 512, 1024, 2048, 4096])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, help="a JSON file of rows, kept and added to")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    print(json.dumps(kept(given, {"torch": torch.__version__, "threads": given.threads}), indent=1))
+    rows = COMMANDS[given.command](given)
+    about = {"torch": torch.__version__, "threads": given.threads}
+    print(json.dumps({"command": given.command, "environment": about, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What `samo.py` trains: a GPT on text and three nets on images, their data, loss and optimizer."""
+"""What `samo.py` times: a GPT on text and three nets on images, their data, loss and optimizer."""
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import numpy as np
@@ -54,17 +53,15 @@ def build(name: str, seed: int = 0) -> nn.Module:
 
 
 class Data:
-    """Batches by number, and held-out ones."""
+    """Batches by number."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         if name == "gpt":
-            codes, _ = encode(read_text("text/tinyshakespeare.txt", 1 << 24))
-            self.train, self.test = codes[:-66_000], codes[-66_000:]
+            self.train, _ = encode(read_text("text/tinyshakespeare.txt", 1 << 24))
         else:
             pixels = read_images("cifar10/cifar10_lossless_subset.npz")
             self.images, self.labels = normalise(pixels.train), torch.from_numpy(pixels.train_labels)
-            self.held = normalise(pixels.test[:512]), torch.from_numpy(pixels.test_labels[:512])
 
     def batch(self, step: int) -> Batch:
         """The same at every call with the same number."""
@@ -73,12 +70,6 @@ class Data:
             return _rows(self.train, random.integers(0, len(self.train) - CONTEXT - 1, BATCH["gpt"]))
         chosen = torch.from_numpy(random.integers(0, len(self.images), BATCH[self.name]))
         return self.images[chosen], self.labels[chosen]
-
-    def heldout(self) -> list[Batch]:
-        """Fixed batches that are not trained on."""
-        if self.name == "gpt":
-            return [_rows(self.test, np.arange(64) * (CONTEXT + 1) + 4160 * at) for at in range(4)]
-        return list(zip(self.held[0].split(128), self.held[1].split(128), strict=True))
 
 
 def _rows(codes: Any, starts: Any) -> Batch:
@@ -89,15 +80,6 @@ def _rows(codes: Any, starts: Any) -> Batch:
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """Cross entropy in nats."""
     return cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
-
-
-def quality(model: nn.Module, data: Data) -> float:
-    """Mean held-out loss."""
-    model.eval()
-    with torch.no_grad():
-        losses = [float(loss_of(model, batch)) for batch in data.heldout()]
-    model.train()
-    return statistics.fmean(losses)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:

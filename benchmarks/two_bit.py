@@ -1,12 +1,12 @@
-"""Two-bit gradients against dense ones: packing speed, bytes, seconds a step, and training.
+"""Two-bit gradients against dense ones: packing speed, bytes, and seconds a step.
 
 Every subcommand prints one JSON object.  Ranks are processes on this machine that talk over loopback (gloo).
 
     python benchmarks/two_bit.py pack
     python benchmarks/two_bit.py bytes --ranks 2 4
     python benchmarks/two_bit.py seconds --megabytes 50 93 139
-    python benchmarks/two_bit.py train --net mlp --steps 600 --thresholds 1e-3 3e-3 --warmup 60
-    python benchmarks/two_bit.py train --net lstm --steps 600 --thresholds 1e-3 3e-3 --warmup 60
+
+What a training makes of them: ``dynaquant run systems/two_bit_mlp`` and ``systems/two_bit_lstm``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +25,6 @@ import psutil
 import torch
 from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
-from two_bit_training import train_rank, train_replicas
 
 from dynaquant_core.comm import two_bit
 from dynaquant_core.comm.two_bit.exchange import all_gather
@@ -190,29 +188,13 @@ def _gathered(packed: Tensor) -> Tensor:
     return all_gather(packed, distributed.group.WORLD, lambda rows: rows).wait()
 
 
-# -- train -----------------------------------------------------------------------------------------
-
-
-def train(options: argparse.Namespace) -> dict[str, Any]:
-    """Held-out loss with two bits against dense, threshold by threshold, the same batches for all."""
-    rows: list[dict[str, Any]] = []
-    work = train_replicas if options.local else partial(job, 2, train_rank)
-    for threshold in [None, *options.thresholds]:
-        runs = [work(options.net, options.steps, threshold, options.warmup, seed) for seed in options.seeds]
-        mean = statistics.fmean(run["loss"] for run in runs)
-        rows.append({"threshold": threshold, "loss": mean, "runs": runs})
-        rows[-1]["against_dense"] = mean / rows[0]["loss"] - 1
-    where = "two replicas in one process" if options.local else "two ranks"
-    return {"net": options.net, "steps": options.steps, "warmup": options.warmup, "of": where, "rows": rows}
-
-
 def main() -> None:
     """Reads the words and prints the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    for name, work in (("pack", pack), ("bytes", count_bytes), ("seconds", time_steps), ("train", train)):
+    for name, work in (("pack", pack), ("bytes", count_bytes), ("seconds", time_steps)):
         command = commands.add_parser(name, help=(work.__doc__ or "").splitlines()[0])
         command.set_defaults(work=work)
         command.add_argument("--repeats", type=int, default=5)
@@ -222,13 +204,6 @@ def main() -> None:
         elif name == "seconds":
             command.add_argument("--ranks", type=int, default=2)
             command.add_argument("--megabytes", type=float, nargs="+", default=[50, 93, 139, 230, 462])
-        elif name == "train":
-            command.add_argument("--net", choices=("mlp", "lstm"), required=True)
-            command.add_argument("--local", action="store_true", help="two replicas in one process")
-            command.add_argument("--steps", type=int, default=1000)
-            command.add_argument("--warmup", type=int, default=100)
-            command.add_argument("--thresholds", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
-            command.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     print(
         json.dumps(

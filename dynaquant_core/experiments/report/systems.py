@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from dynaquant_core.experiments.figures import by_model, by_setting, setting_label
@@ -25,6 +26,9 @@ COLUMNS = {
     "smaller": ("smaller", "{:.2f}x"),
     "seconds a step": ("seconds_a_step", "{:.4f}"),
 }
+
+#: Letters of a line of a plot's labels.
+LABEL = 44
 
 Numbers = Mapping[str, Figure | None]
 
@@ -74,7 +78,7 @@ def state_rows(runs: Sequence[Run]) -> list[Row]:
 def draw_systems(canvas: Canvas, runs: Sequence[Run]) -> None:
     """The final metric, a line a setting and a mark a seed; grey: the same trainings without a system."""
     models = by_model(runs)
-    canvas.set_figheight(max(4.0, 0.35 * max(len(by_setting(mine)) for mine in models.values())))
+    canvas.set_figheight(max(4.0, 0.5 * max(len(by_setting(mine)) for mine in models.values())))
     panels = canvas.subplots(1, len(models), squeeze=False)[0]
     for axes, (model, mine) in zip(panels, models.items(), strict=True):
         _panel(axes, mine)
@@ -92,7 +96,8 @@ def _panel(axes: Axes, runs: Sequence[Run]) -> None:
             axes.annotate("diverged", (0.02, -index), xycoords=("axes fraction", "data"), va="center")
     plain = [run["final"]["baseline"] for run in runs]
     axes.axvspan(min(plain), max(plain), color=GREY, alpha=0.3, linewidth=1)
-    axes.set_yticks([-index for index in range(len(labels))], labels, fontsize="small")
+    wrapped = [fill(label, LABEL) for label in labels]
+    axes.set_yticks([-index for index in range(len(labels))], wrapped, fontsize="small")
 
 
 def _named(run: Run, seeds: Sequence[int]) -> Row:

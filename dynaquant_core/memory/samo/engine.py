@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,11 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import GradientError, StateMismatchError
 from dynaquant_core.memory.samo.casts import Cast
+from dynaquant_core.memory.samo.finite import all_finite
 from dynaquant_core.memory.samo.gradients import Collector
 from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
@@ -226,7 +225,7 @@ class Engine:
             one for group in self.optimizer.param_groups for one in group["params"] if one.grad is not None
         ]
         gradients = [one.grad for one in held if one.grad.layout == torch.strided]
-        if not gradients or math.isfinite(float(get_total_norm(gradients, math.inf))):
+        if all_finite(gradients):
             return
         if not self._skips:
             raise GradientError(
