@@ -1,6 +1,5 @@
 """SmaQ against the formats of its table: final metric of short trainings, bytes, and memory.
 
-    python benchmarks/smaq.py inception resnet --steps 200 --out results.json
     python benchmarks/smaq.py sts --steps 60 --batch 16 --weights FOLDER --out results.json
     python benchmarks/smaq.py memory
 
@@ -8,7 +7,8 @@ A training is run once for each format with all that is held coded ("all"), and 
 and optimizer state ("less"), in the published protocol: a layer sees the decoded map.  ``smaq saved`` is the
 default of `smaq.apply`; ``smaq published`` codes zeros and second moments like everything else.  ``memory``
 measures the resident peak of one training step, fp32 and packed, each in a process of its own.  Results that
-are in the file are kept, so a run can be continued.
+are in the file are kept, so a run can be continued.  On images: ``dynaquant run systems/smaq_resnet`` and
+``systems/smaq_inception``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from smaq_tasks import Task, image_task, sts_task
+from smaq_tasks import Task, sts_task
 
 from dynaquant_core.experiments.models.resnet import ResNet
 from dynaquant_core.memory import smaq
@@ -88,10 +88,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 def compare(task_name: str, options: argparse.Namespace) -> None:
     """Fills the file with a task's rows that it lacks, and prints all of them."""
     held = json.loads(options.out.read_text()) if options.out.exists() else []
-    if task_name == "sts":
-        task = sts_task(options.batch, options.test, options.weights)
-    else:
-        task = image_task(task_name, options.width, options.batch, options.lr, options.test)
+    task = sts_task(options.batch, options.test, options.weights)
     for seed in options.seeds:
         for name in options.formats or FORMATS:
             for what in ("all",) if name == "fp32" else ("all", "less"):
@@ -142,14 +139,12 @@ def main() -> None:
     """Reads the command line and runs."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("tasks", nargs="+", choices=["inception", "resnet", "sts", "memory", "memory-child"])
+    parser.add_argument("tasks", nargs="+", choices=["sts", "memory", "memory-child"])
     parser.add_argument("--formats", nargs="+", choices=[*FORMATS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--width", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--test", type=int, default=2000, help="test images, or pairs of the dev split")
+    parser.add_argument("--test", type=int, default=500, help="pairs of the dev split")
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--kind", default="fp32")
     parser.add_argument("--out", type=Path, default=Path("smaq-results.json"))

