@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import torch
 
-from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.leaves import Leaf, Path
 
 __all__ = [
     "MIN_ELEMENTS",
@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 Role = Literal["weight", "moment", "exact"]
+
+#: Path of a container, and what comes before the last dot of a key in it.
+Place = tuple[Path, str]
 
 Kind = Literal["first", "second", "factor", "centre"]
 
@@ -54,6 +57,8 @@ MOMENT_KINDS: Final[Mapping[str, Kind]] = {
     "sum": "second",  # Adagrad
 }
 MOMENTS: Final = frozenset(MOMENT_KINDS)
+#: Those that nothing else is called.
+CERTAIN: Final = MOMENTS - {"sum"}
 
 #: Smaller tensors cost less exact than their codebook would.
 MIN_ELEMENTS: Final = 256
@@ -72,8 +77,9 @@ def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
     """The role of each leaf by name.
 
     Under a ``{state, param_groups}`` node: "moment" for floating tensors whose last key is in `MOMENTS`,
-    else "exact".  Elsewhere: "weight" for floating (and complex) tensors and for other tensors that lie
-    beside one in the same dictionary, such as ``num_batches_tracked``; else "exact".
+    else "exact".  The same wherever tensors with such names lie, such as in a state that was flattened
+    ("optimizer.state.0.exp_avg_sq" as one key).  Elsewhere: "weight" for floating (and complex) tensors
+    and for others that lie beside one in the same dictionary, such as ``num_batches_tracked``; else "exact".
 
     Example:
         >>> from dynaquant_core.state.tree import flatten
@@ -81,8 +87,28 @@ def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
         >>> assign_roles(flatten({"w": torch.zeros(4), "optimizer": adam}).leaves)
         {'w': 'weight', 'optimizer.state.0.step': 'exact', 'optimizer.state.0.exp_avg': 'moment'}
     """
-    beside = {leaf.path[:-1] for leaf in leaves if not leaf.in_optimizer and _is_floating(leaf)}
-    return {leaf.name: _role(leaf, beside) for leaf in leaves}
+    trained = _optimized(leaves)
+    own = {leaf.name: leaf.in_optimizer or _apart(leaf)[0] in trained for leaf in leaves}
+    beside = {leaf.path[:-1] for leaf in leaves if not own[leaf.name] and _is_floating(leaf)}
+    return {leaf.name: _role(leaf, beside, in_optimizer=own[leaf.name]) for leaf in leaves}
+
+
+def _optimized(leaves: Iterable[Leaf]) -> set[Place]:
+    """Places, outside of optimizers' nodes, in which an optimizer's tensors of one parameter lie.
+
+    A sum is one only beside a count of steps.
+    """
+    names: dict[Place, set[str]] = {}
+    for leaf in leaves:
+        place, name = _apart(leaf)
+        names.setdefault(place, set()).add(name)
+    return {place for place, held in names.items() if held & CERTAIN or {"sum", "step"} <= held}
+
+
+def _apart(leaf: Leaf) -> tuple[Place, str]:
+    """Where a leaf lies and what it is called there, dots within its key being levels too."""
+    place, _, name = str(leaf.path[-1] if leaf.path else "").rpartition(".")
+    return (leaf.path[:-1], place), name
 
 
 def moment_kind(name: str) -> Kind | None:
@@ -95,11 +121,11 @@ def moment_kind(name: str) -> Kind | None:
     return MOMENT_KINDS.get(name.rpartition(".")[2].partition("~")[0])
 
 
-def _role(leaf: Leaf, beside: set[tuple[str | int, ...]]) -> Role:
+def _role(leaf: Leaf, beside: set[Path], *, in_optimizer: bool) -> Role:
     if leaf.source == "data":
         return "exact"
-    if leaf.in_optimizer:
-        return "moment" if _is_floating(leaf) and leaf.path[-1] in MOMENTS else "exact"
+    if in_optimizer:
+        return "moment" if _is_floating(leaf) and _apart(leaf)[1] in MOMENTS else "exact"
     return "weight" if _is_floating(leaf) or leaf.path[:-1] in beside else "exact"
 
 

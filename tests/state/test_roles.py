@@ -131,3 +131,29 @@ def test_patterns(name, pattern, expected):
     assert matches(name, [pattern]) is expected
     assert matches(name, ["no.such", pattern]) is expected
     assert not matches(name, [])
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "options"),
+    [(torch.optim.Adam, {}), (torch.optim.Adagrad, {}), (torch.optim.SGD, {"momentum": 0.9})],
+)
+def test_an_optimizers_tensors_are_known_in_a_state_that_was_flattened_or_cut_out(optimizer_class, options):
+    """As torch flattens it, as safetensors files name it, and the inner state alone."""
+    model, optimizer = trained(optimizer_class, **options)
+    inner = optimizer.state_dict()["state"]
+    flat = {
+        f"optimizer.state.{number}.{kind}": value
+        for number, kinds in inner.items()
+        for kind, value in kinds.items()
+    }
+    for state in (flat | model.state_dict(), {"model": model.state_dict(), "optimizer": inner}):
+        found = roles(state)
+        kinds = {name.rpartition(".")[2]: role for name, role in found.items() if "optimizer" in name}
+        assert set(kinds) - {"step"}
+        assert all(role == ("exact" if kind == "step" else "moment") for kind, role in kinds.items())
+        assert all(role == "weight" for name, role in found.items() if "optimizer" not in name)
+
+
+def test_a_weight_is_not_a_moment_for_its_name():
+    names = ("sum", "head.sum", "exp_avg.weight", "momentum_buffers")
+    assert set(roles({name: torch.zeros(2, 2) for name in names}).values()) == {"weight"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.files import load_file, save_file
 from dynaquant_core.store import CheckpointStore
 from tests.methods.moment_states import adamw, model, train
 
@@ -86,3 +87,21 @@ def test_dropped_moments_are_said_once_a_store(tmp_path: Path, caplog: pytest.Lo
 def test_the_nearest_policy_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'minimal'"):
         CheckpointStore(tmp_path, moments="minimum")
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_second_moments_stay_positive_in_a_state_without_groups(tmp_path, flat):
+    """A step on negative ones makes weights NaN; safetensors files and torch have such states."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        model(torch.randn(8, 64) * torch.logspace(-4, 1, 64)).square().mean().backward()
+        optimizer.step()
+    inner = optimizer.state_dict()["state"]
+    state = {f"opt.{n}.{kind}": value for n, kinds in inner.items() for kind, value in kinds.items()}
+    save_file(state if flat else {"opt": inner}, tmp_path / "it.dq")
+    read = load_file(tmp_path / "it.dq")
+    second = read["opt.0.exp_avg_sq"] if flat else read["opt"][0]["exp_avg_sq"]
+    assert not torch.equal(second, inner[0]["exp_avg_sq"])
+    assert ((second > 0) == (inner[0]["exp_avg_sq"] > 0)).all()
