@@ -1,7 +1,8 @@
 """Which of an optimizer's tensors belong to which weight: by name where a state has names, else in order.
 
 Torch numbers parameters; `training.capture` and the frameworks' own savers put names there.  Numbers are
-matched to the weights in the order of both, each to the next one of its shape.  Where some find none, the
+matched to the weights in the order of both, each to the next one of its shape; a number that is left out is a
+parameter that the optimizer holds nothing for, and passes a weight over.  Where some find none, the
 optimizer has groups, as a rule matrices that decay and vectors that do not, and both are matched apart.
 """
 
@@ -99,11 +100,17 @@ def _in_order(entries: Mapping[int, Owned], weights: Mapping[str, Shape]) -> dic
 
 
 def _aligned(shapes: Mapping[int, set[Shape]], weights: Mapping[str, Shape]) -> dict[int, str]:
-    """Gives each number the next weight of one of its shapes; one that finds none passes nothing over."""
-    names, place = list(weights), 0
+    """Gives each number the next weight of one of its shapes.
+
+    A number that finds none passes nothing over.  One that is not there passes a weight over, if the numbers
+    on both sides of it find some.
+    """
+    names, place, before, known = list(weights), 0, -1, True
     found: dict[int, str] = {}
     for number, own in shapes.items():
-        at = next((at for at in range(place, len(names)) if weights[names[at]] in own), None)
+        start = place + (number - before - 1 if known else 0)
+        at = next((at for at in range(start, len(names)) if weights[names[at]] in own), None)
+        before, known = number, at is not None
         if at is not None:
             found[number], place = names[at], at + 1
     return found

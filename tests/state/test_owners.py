@@ -185,3 +185,21 @@ def test_running_statistics_are_nobodys(make):
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))))
     optimizer = stepped(model, make)
     assert owners({"model": model.state_dict(), "optimizer": optimizer.state_dict()}) == expected(model)
+
+
+@pytest.mark.parametrize("make", [adamw, grouped])
+@pytest.mark.parametrize("unused", [("wte.weight",), ("block.fc.weight",), ("wte.weight", "block.fc.weight")])
+def test_parameters_that_have_never_had_a_gradient_shift_no_others(make, unused):
+    """An expert that nothing was routed to: torch leaves its number out."""
+    model = Block()
+    parameters = dict(model.named_parameters())
+    numbers = {f"model.{name}": number for number, name in enumerate(parameters, 1)}
+    optimizer = make(model)
+    for number, (name, parameter) in enumerate(parameters.items(), 1):
+        parameter.grad = None if name in unused else torch.full_like(parameter, float(number))
+    optimizer.step()
+    found = owners({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    matrices = {name: number for name, number in found.items() if parameters[name[6:]].dim() > 1}
+    assert matrices == {name: numbers[name] for name in matrices}
+    if make is adamw:
+        assert found == {name: number for name, number in numbers.items() if name[6:] not in unused}
