@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dynaquant_core.config import require
 from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError
 from dynaquant_core.state import TensorSpec, flatten, unflatten
 from dynaquant_core.store.chain import Chain, Link
@@ -88,6 +89,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"device {device!r} cannot be used: {reason}.") from error
+    require(found.type != "meta", f"device {device!r} cannot be used: it holds no values.")
     return found
 
 
@@ -95,7 +97,7 @@ def require_fit(link: Link, tree: Any) -> None:
     """Checks that a tree has the checkpoint's tensors.
 
     Raises:
-        StateMismatchError: names, shapes or dtypes differ; names the tensors.
+        StateMismatchError: names, shapes or dtypes differ, or a tensor cannot be written to; names them.
     """
     live = _live(tree)
     data = data_leaves(link.index.skeleton)
@@ -108,6 +110,10 @@ def require_fit(link: Link, tree: Any) -> None:
             problems.append(
                 f"{name!r} is stored as {_described(stored[name])}, the tree has {_described(have)}"
             )
+        if any(
+            size > 1 and stride == 0 for size, stride in zip(have.shape, live[name].stride(), strict=True)
+        ):
+            problems.append(f"{name!r} is expanded in the tree, and cannot be written to; clone it")
     if problems:
         more = f" and {len(problems) - NAMED} more" if len(problems) > NAMED else ""
         raise StateMismatchError(

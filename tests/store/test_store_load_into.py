@@ -71,3 +71,12 @@ def test_load_into_damaged_files_changes_nothing(tmp_path: Path) -> None:
     info = exact_store(tmp_path).load_into(tree)
     assert (info.step, [item.step for item in info.skipped]) == (1, [2])
     assert is_same(tree, small_state(1))
+
+
+def test_load_into_an_expanded_tensor_changes_nothing(tmp_path: Path) -> None:
+    """Its elements share memory, so torch refuses to write there: after other tensors were written."""
+    CheckpointStore(tmp_path).save(1, {"a": torch.ones(3, 3), "b": torch.ones(4, 1).expand(4, 8)})
+    tree = {"a": torch.zeros(3, 3), "b": torch.zeros(4, 1).expand(4, 8)}
+    with pytest.raises(dq.StateMismatchError, match="'b' is expanded in the tree"):
+        CheckpointStore(tmp_path).load_into(tree)
+    assert not tree["a"].any()

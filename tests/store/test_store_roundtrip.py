@@ -237,7 +237,7 @@ def test_load_into_is_a_restore_whoever_resumed_before(tmp_path: Path) -> None:
 
 def test_a_device_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
     filled(tmp_path, (1,))
-    for device in ("nowhere", "cuda:63"):
+    for device in ("nowhere", "cuda:63", "meta"):
         with pytest.raises(dq.ConfigError, match="device"):
             CheckpointStore(tmp_path).load(device=device)
 
