@@ -232,8 +232,9 @@ class LatticeOptions(FrozenSettings):
             A step of s adds s^2 / 12 of the weights' own energy, which stays after a restore; behind a
             normalisation larger weights learn more slowly (docs/restoring.md).
         max_step_of: ``"slowed"``: the bound holds for convolutions, for linear layers with a batch norm
-            beside them and for tensors whose optimizer keeps no second moments, while all other matrices
-            under Adam and its kin are free; ``"all"``: for every tensor.
+            beside them and for tensors whose optimizer keeps no second moments, while the steps of all
+            other matrices under Adam and its kin go with the scale, up to twice as wide in spreads;
+            ``"all"``: for every tensor.
         keep_norm: convolutions with a batch norm beside them, which count by their direction alone, are
             decoded as long as they are; False: noise adds to their length, at every restore
             (docs/restoring.md).
@@ -263,7 +264,7 @@ class LatticeOptions(FrozenSettings):
 
     def as_dict(self) -> dict[str, Any]:
         """What differs from the default: it says nothing to a reader and is younger than many files."""
-        usual = {"max_noise": MAX_NOISE, "max_step": MAX_STEP, "max_step_of": "slowed", "keep_norm": True}
+        usual = {field.name: field.default for field in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 

@@ -217,3 +217,34 @@ def test_a_chain_written_anew_holds_the_same_and_is_built_on_alike(scales):
 def test_only_what_the_method_decoded_is_written_anew():
     with pytest.raises(TypeError, match="rekey"):
         LATTICE.rekey(object())
+
+
+def test_frozen_tensors_keep_their_values_through_keys_too():
+    """A full chain, a new tensor: what follows is a key, and must be no new noise on a frozen layer."""
+    state = large()
+    kept, size = state["layer0.weight"], {}
+    read = store(LATTICE, state, None, POINT)[2]
+    first = read.state()["layer0.weight"]
+    for life in range(6):
+        now = moved(read.state(), 0.2, seed=life) | {"layer0.weight": read.state()["layer0.weight"]}
+        hints = Hints(before=read)
+        draft = LATTICE.draft(now, None, POINT, hints)
+        seen, held, again, table = store(LATTICE, now, None, POINT, hints)
+        assert abs(draft.size - table.nbytes) < 0.02 * table.nbytes
+        assert_same(seen, again.state())
+        assert torch.equal(again.state()["layer0.weight"], first)
+        assert not torch.equal(again.state()["layer1.weight"], now["layer1.weight"])
+        size[life] = table.nbytes
+        read = store(LATTICE, moved(now, 0.02, seed=9) | {"layer0.weight": first}, held, POINT)[2]
+        assert torch.equal(read.state()["layer0.weight"], first), "and a delta goes on from such a key"
+    assert (first - kept).norm() < 0.31 * kept.norm(), "noise of one step of a spread"
+    assert max(size.values()) < 1.05 * store(LATTICE, now, None, POINT)[3].nbytes
+
+
+def test_a_frozen_tensor_of_another_shape_or_type_is_no_frozen_tensor():
+    state = large()
+    read = store(LATTICE, state, None, POINT)[2]
+    now = {name: tensor.double() for name, tensor in read.state().items()} | {"new": torch.randn(40, 40)}
+    now["layer1.weight"] = now["layer1.weight"].reshape(380, 350)
+    again = store(LATTICE, now, None, POINT, Hints(before=read))[2]
+    assert all(not torch.equal(tensor, now[name]) for name, tensor in again.state().items())

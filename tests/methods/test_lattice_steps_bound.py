@@ -136,3 +136,32 @@ def test_a_run_from_before_the_bound_goes_on_with_it(tmp_path, monkeypatch):
     assert [info.kind for info in later] == ["key", "delta", "delta", "delta"]
     assert later[-1].config.scale < 2
     assert all(info.met for info in later)
+
+
+def test_what_has_next_to_no_gradient_does_not_drown_in_its_noise():
+    """A second head that is hardly trained has hardly any second moments, which would allow any step."""
+    torch.manual_seed(0)
+    state = {name: torch.randn(64, 64) * 0.05 for name in ("body", "other", "head")}
+    fisher = {"body": 1e-4, "other": 2e-4, "head": 1e-20}
+    for scale in (0.1, 0.5):
+        decoded = dict(LATTICE.draft(state, None, LatticeConfig(scale=scale), Hints(fisher=fisher)).decoded)
+        assert (decoded["head"] - state["head"]).norm() < 0.31 * state["head"].norm(), "at most one spread"
+    free = dict(Lattice(max_step=None).draft(state, None, LatticeConfig(), Hints(fisher=fisher)).decoded)
+    assert (free["head"] - state["head"]).norm() > 2 * state["head"].norm(), "without any bound"
+    bold = dict(LATTICE.draft(state, None, LatticeConfig(scale=4.0), Hints(fisher=fisher)).decoded)
+    assert (bold["head"] - state["head"]).norm() > 1.2 * state["head"].norm(), "but it goes with the scale"
+
+
+def test_a_tensor_that_shrinks_along_a_chain_keeps_the_bound():
+    """As under weight decay: its step would otherwise come to three of its spreads."""
+    torch.manual_seed(0)
+    state = {name: torch.randn(128, 128) * 0.05 for name in ("shrinks", "stays")}
+    held, drawn = None, set()
+    for _ in range(8):
+        _, held, read, _ = store(LATTICE, state, held, LatticeConfig())
+        error = (read.state()["shrinks"] - state["shrinks"]).norm() / state["shrinks"].norm()
+        assert error < 1.6 / 12**0.5, "half as much again as one spread, and a little chance"
+        drawn.add(held.tensors["shrinks"].step)
+        assert held.tensors["stays"].step == pytest.approx(0.025, rel=0.02)
+        state["shrinks"] = state["shrinks"] * 0.75
+    assert 1 < len(drawn) < 5, "drawn anew now and then, not at every checkpoint"

@@ -56,7 +56,7 @@ class Reader:
             )
 
     def _epochs(self) -> dict[str, int] | None:
-        """Epoch by name in a key that was made of a delta; None elsewhere."""
+        """Epoch by name in a key that says them, such as one made of a delta; None elsewhere."""
         if not self.source.has("", "epochs"):
             return None
         epochs = np.empty(len(self.source.specs), np.uint32)

@@ -13,9 +13,10 @@ from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.lattice.cells import Cells, cells_of
 from dynaquant_core.methods.lattice.few_moved import FewMoved, few_moved
 from dynaquant_core.methods.lattice.held import Held
-from dynaquant_core.methods.lattice.layout import BF16, EXACT, KEPT, NEW, NEW_WIDE, Layout, Row
+from dynaquant_core.methods.lattice.layout import Layout, Row
 from dynaquant_core.methods.lattice.motion import motion
 from dynaquant_core.methods.lattice.plan import Plan
+from dynaquant_core.methods.lattice.rekey import rekey_streams, row_of
 from dynaquant_core.methods.lattice.rows import row_streams
 from dynaquant_core.methods.lattice.run_code import RunCode, run_code
 from dynaquant_core.methods.lattice.runs import runs_of
@@ -23,7 +24,7 @@ from dynaquant_core.methods.words import CODECS, Plain, plain_of
 from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads
 
-__all__ = ["LatticeDraft", "row_of"]
+__all__ = ["LatticeDraft"]
 
 #: Runs that are coded at once: their contexts take several bytes a weight.
 AT_ONCE = 8
@@ -67,6 +68,9 @@ class LatticeDraft:
     @property
     def size(self) -> int:
         """Bytes of all streams, from counts."""
+        if self._size is None and self._mixed:
+            whole = dict(zip(self._specs, map_threads(self._tensor, list(self._specs)), strict=True))
+            self._size = sum(len(stream.payload) for stream in rekey_streams(self._reference(whole)))
         if self._size is None:
             coded = map_threads(lambda run: self._run(run).row, runs_of(self._specs))
             layout = sum(len(stream.payload) for stream in self._layout(coded).streams())
@@ -84,8 +88,21 @@ class LatticeDraft:
         """The streams, a run at a time, and what a reader then holds."""
         self.detach()
         map_threads(self._remember, list(self._specs))
-        scale = self.config.scale if isinstance(self.config.scale, float) else 0.0
-        return self._streams(), Held(self._held, self._epoch, scale, restored=False)
+        held = self._reference(self._held)
+        return rekey_streams(held) if self._mixed else self._streams(), held
+
+    @property
+    def _mixed(self) -> bool:
+        """A key in which tensors stay on lattices of earlier epochs, and so says the epoch of each."""
+        lattices = self._plan.lattices.values() if self.is_key and self._plan is not None else ()
+        return any(goes is not None and goes.epoch != self._epoch for goes in lattices)
+
+    @property
+    def _scale(self) -> float:
+        return self.config.scale if isinstance(self.config.scale, float) else 0.0
+
+    def _reference(self, tensors: Mapping[str, Cells | Plain]) -> Held:
+        return Held(tensors, self._epoch, self._scale, restored=False)
 
     def _tensor(self, name: str) -> Cells | Plain:
         """What a reader would hold of a tensor."""
@@ -147,9 +164,8 @@ class LatticeDraft:
     def _layout(self, coded: Sequence[RunRow]) -> Layout:
         rows = {name: row for run in coded for name, row in run.rows.items()}
         base_epoch = None if self._base is None else self._base.epoch
-        scale = self.config.scale if isinstance(self.config.scale, float) else 0.0
         schemes = [run.scheme for run in coded]
-        return Layout(self._epoch, base_epoch, scale, [rows[name] for name in self._specs], schemes)
+        return Layout(self._epoch, base_epoch, self._scale, [rows[name] for name in self._specs], schemes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,17 +201,3 @@ class Run:
 def code_of(cells: Sequence[Cells], base: Mapping[str, Cells | Plain]) -> RunCode | FewMoved:
     """How the tensors of a run that are on a lattice are coded."""
     return few_moved(cells, base) or run_code(cells, base)
-
-
-def row_of(own: Cells | Plain, below: Cells | Plain | None, group: int) -> Row:
-    """How the layout says where a tensor is."""
-    if isinstance(own, Plain):
-        return Row(BF16 if own.bf16 else EXACT)
-    stays = own.rows is not None
-    if isinstance(below, Cells) and (below.step, below.epoch, below.alphabet) == (
-        own.step,
-        own.epoch,
-        own.alphabet,
-    ):
-        return Row(KEPT, 0.0, group, own.factor, stays)
-    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group, own.factor, stays)

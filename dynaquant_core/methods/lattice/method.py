@@ -106,7 +106,8 @@ class Lattice:
         if isinstance(config.scale, str):
             epoch = fresh_epoch(state) if base is None else next_epoch(base)
             return LatticeDraft(config, state, base, None, epoch)
-        goes = plan(state, base, config.scale, hints, self._bound, keep_norm=self._options.keep_norm)
+        bound = replace(self._bound, scale=config.scale)
+        goes = plan(state, base, config.scale, hints, bound, keep_norm=self._options.keep_norm)
         return LatticeDraft(config, state, base, goes, goes.epoch)
 
     def decode(

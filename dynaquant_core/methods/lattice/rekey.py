@@ -1,4 +1,7 @@
-"""A key checkpoint of what a reader holds, histories included: how a store shortens a chain."""
+"""A key checkpoint of what a reader holds, histories included: how a store shortens a chain.
+
+A draft writes one too where tensors stay on lattices of earlier epochs.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,14 @@ import numpy as np
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.methods.base import Stream
 from dynaquant_core.methods.lattice.cells import Cells
-from dynaquant_core.methods.lattice.draft import row_of
 from dynaquant_core.methods.lattice.held import Held
-from dynaquant_core.methods.lattice.layout import Layout
+from dynaquant_core.methods.lattice.layout import BF16, EXACT, KEPT, NEW, NEW_WIDE, Layout, Row
 from dynaquant_core.methods.lattice.outliers import outlier_stream, outlier_words
 from dynaquant_core.methods.lattice.rows import row_streams
 from dynaquant_core.methods.lattice.runs import runs_of
 from dynaquant_core.methods.words import CODECS, Plain
 
-__all__ = ["rekey_streams"]
+__all__ = ["rekey_streams", "row_of"]
 
 
 def rekey_streams(held: Held) -> Iterator[Stream]:
@@ -40,3 +42,17 @@ def rekey_streams(held: Held) -> Iterator[Stream]:
         words = [outlier_words(own, None) for own in cells]
         if words and (far := outlier_stream(cells[0].name, np.concatenate(words))):
             yield far
+
+
+def row_of(own: Cells | Plain, below: Cells | Plain | None, group: int) -> Row:
+    """How the layout says where a tensor is."""
+    if isinstance(own, Plain):
+        return Row(BF16 if own.bf16 else EXACT)
+    stays = own.rows is not None
+    if isinstance(below, Cells) and (below.step, below.epoch, below.alphabet) == (
+        own.step,
+        own.epoch,
+        own.alphabet,
+    ):
+        return Row(KEPT, 0.0, group, own.factor, stays)
+    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group, own.factor, stays)

@@ -1,0 +1,154 @@
+"""Which tensors of a save stay on the lattice that they have, in a run, in a key, after a restore (ours)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from torch import Tensor
+
+from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.lattice.bound import Bound
+from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
+from dynaquant_core.methods.lattice.held import Held
+from dynaquant_core.methods.lattice.looks import LOOK, found_once, stats_of, those
+from dynaquant_core.methods.lattice.rows import StillRows
+from dynaquant_core.quantize.flat import flatten
+from dynaquant_core.quantize.lattice import steps_of, surroundings
+from dynaquant_core.state.raw import words_of
+from dynaquant_core.state.spec import TensorSpec
+
+__all__ = ["Lattice", "staying"]
+
+#: A frozen tensor keeps its step up to so many times what the scale asks for.
+WIDEST = 2.0
+#: Any other tensor keeps its step while a fresh one is within this factor of it; looked at where the step no
+#: longer suits the values.
+OUTGROWN = 4.0
+#: A bounded one keeps it up to so many times its bound, as the tensor shrinks.
+SHRUNK = 1.5
+#: Spreads within which 99 in 100 values of a bell-shaped tensor lie.
+BELL = 2.576
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """Where one tensor goes.
+
+    Args:
+        step: of the lattice.
+        epoch: of the lattice.
+        alphabet: of a lattice that stays; None: to be chosen.
+        spread: of the tensor's values, where it was measured; else 0.
+        factor: that values are multiplied by beside the step (`norm`).
+        still: the tensor has the very values that its base decodes to.
+        rows: of the tensor that stay what they are.
+    """
+
+    step: float
+    epoch: int
+    alphabet: Alphabet | None = None
+    spread: float = 0.0
+    factor: float = 1.0
+    still: bool = False
+    rows: StillRows | None = None
+
+    @property
+    def drawn_in(self) -> float:
+        """The step in which weights are whole numbers: values that were decoded, in that of the decoding."""
+        return self.step * self.factor if self.still else self.step
+
+
+def staying(
+    names: Iterable[str],
+    state: Mapping[str, Tensor],
+    base: Held,
+    scale: float,
+    hints: Hints,
+    bound: Bound,
+    *,
+    key: bool,
+) -> dict[str, Lattice]:
+    """Those that stay on the lattice of the run's last checkpoint: of a key only what is still."""
+    cells = {
+        name: held
+        for name in names
+        if isinstance(held := base.tensors.get(name), Cells) and held.spec == TensorSpec.of(state[name])
+    }
+    asked = [name for name, held in cells.items() if key or base.restored or held.factor < 1]
+    still = found_once("still", hints, lambda: those(lambda name: _is_still(cells[name], state[name]), asked))
+    stay: Collection[str] = still
+    if not key and not base.restored and base.scale == scale:
+        stay = cells.keys() - _outgrown(cells, state, scale, hints, bound)
+    elif not key and not base.restored:
+        frozen = found_once(
+            "frozen", hints, lambda: those(lambda name: _is_frozen(cells[name], state[name]), cells)
+        )
+        steps = steps_of(scale, stats_of(state, hints, bound)) if frozen else {}
+        stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
+    return {name: _same(cells[name], still=name in still) for name in stay}
+
+
+def _outgrown(
+    cells: Mapping[str, Cells], state: Mapping[str, Tensor], scale: float, hints: Hints, bound: Bound
+) -> frozenset[str]:
+    """Tensors whose values have come to spread far wider or narrower than when their lattice was drawn."""
+    widest = {name: bound.of(name, state[name], hints) for name in cells}
+    odd = found_once(
+        "odd", hints, lambda: those(lambda name: not _suits(cells[name], state[name], widest[name]), cells)
+    )
+    stats = stats_of(state, hints, bound) if odd else {}
+    steps = steps_of(scale, stats) if odd else {}
+    wide = frozenset(
+        name
+        for name in odd
+        if cells[name].step > min(OUTGROWN * steps[name], _most(SHRUNK * widest[name], stats[name].std))
+    )
+    narrow = {name for name in odd if cells[name].step < steps[name] / OUTGROWN}
+    return wide | those(lambda name: not _is_frozen(cells[name], state[name]), narrow)
+
+
+def _most(widest: float, std: float) -> float:
+    """A step of so many spreads; infinity where there is no bound, or nothing to measure it by."""
+    return widest * std if 0 < std < inf and widest < inf else inf
+
+
+def _suits(held: Cells, tensor: Tensor, widest: float) -> bool:
+    """Whether most values are further than a step from their median, and most have a cell; of a sample.
+
+    And whether the step is about within its bound, in spreads.
+    """
+    _, usual = surroundings(flatten(tensor))
+    return (
+        held.step <= min(usual, _most(widest, usual * SHRUNK / BELL))
+        and usual < held.alphabet.zero * held.step
+    )
+
+
+def _same(held: Cells, *, still: bool) -> Lattice:
+    """The lattice that a base holds a tensor on."""
+    return Lattice(held.step, held.epoch, held.alphabet, factor=held.factor, still=still, rows=held.rows)
+
+
+def _is_still(held: Cells, tensor: Tensor) -> bool:
+    """Whether a tensor has every bit that ``held`` decodes to; most others differ in their first values."""
+    flat = flatten(tensor)
+    if held.rows is None and not np.array_equal(words_of(flat[:LOOK]), words_of(held.head(LOOK).tensor())):
+        return False
+    return np.array_equal(words_of(flat), words_of(held.tensor()))
+
+
+def _is_frozen(held: Cells, tensor: Tensor) -> bool:
+    """Whether every weight of a tensor lies in the cell where ``held`` has it."""
+    flat = flatten(tensor)
+    return _same_cells(held.head(LOOK), flat[:LOOK]) and _same_cells(held, flat)
+
+
+def _same_cells(held: Cells, flat: Tensor) -> bool:
+    now = cells_of(held.name, flat, held.step, held.epoch, held.alphabet, 0.0)
+    if now is None or not np.array_equal(now.outliers, held.outliers):
+        return False
+    shift = held.alphabet.shift
+    return np.array_equal(now.packed >> shift, held.packed >> shift)
