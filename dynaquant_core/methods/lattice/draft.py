@@ -67,7 +67,7 @@ class LatticeDraft:
 
     @property
     def size(self) -> int:
-        """Bytes of all streams, from counts."""
+        """Bytes of all streams, from counts; of a key that mixes epochs, from the streams themselves."""
         if self._size is None and self._mixed:
             whole = dict(zip(self._specs, map_threads(self._tensor, list(self._specs)), strict=True))
             self._size = sum(len(stream.payload) for stream in rekey_streams(self._reference(whole)))
