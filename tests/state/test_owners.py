@@ -203,3 +203,17 @@ def test_parameters_that_have_never_had_a_gradient_shift_no_others(make, unused)
     assert matrices == {name: numbers[name] for name in matrices}
     if make is adamw:
         assert found == {name: number for name, number in numbers.items() if name[6:] not in unused}
+
+
+@pytest.mark.parametrize("unused", [0, 1, 2])
+def test_an_expert_that_nothing_was_routed_to_takes_no_others_moments(unused):
+    """Layers of one shape in a row, all in one group: only the numbers tell them apart."""
+    experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    optimizer = adamw(experts)
+    for number, (name, parameter) in enumerate(experts.named_parameters(), 1):
+        used = not name.startswith(f"{unused}.")
+        parameter.grad = torch.full_like(parameter, float(number)) if used else None
+    optimizer.step()
+    found = owners({"model": experts.state_dict(), "optimizer": optimizer.state_dict()})
+    numbers = {f"model.{name}": number for number, (name, _) in enumerate(experts.named_parameters(), 1)}
+    assert found == {name: number for name, number in numbers.items() if f"model.{unused}." not in name}
