@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -19,17 +20,20 @@ DENSE_AGAIN = "wrap the model anew to change how its gradients travel"
 
 
 def require_free(model: Any) -> DistributedDataParallel:
-    """The DDP model, if gradients can be compressed by a hook on it.
+    """The DDP model, if gradients can be compressed by a hook on it; one that is compiled is taken out.
 
     Raises:
         ConfigError: it is no DDP model, or has a communication hook already.
     """
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper, which shares the reducer
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"comm: expected a model wrapped in torch.nn.parallel.DistributedDataParallel, got "
             f"{type(model).__name__}; wrap it first."
         )
     hooks = getattr(model, "_comm_hooks", [])
+    # A copy of a model lists its original's hooks and has none: its reducer is a new one.
+    hooks[:] = [(hook, state) for hook, state in hooks if getattr(state, "attached", True)]
     if hooks:
         raise ConfigError(
             f"comm: this DDP model has the communication hook {hooks[0][0].__qualname__!r} already and can "
@@ -52,20 +56,43 @@ def attach(model: DistributedDataParallel, state: object, hook: Callable[..., An
         raise ConfigError(f"comm: DDP refused the communication hook ({error}); {DENSE_AGAIN}.") from error
 
 
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module, ignored: Collection[str] = ()) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by their names without what wrappers put into them.
+
+    Names that would then be those of several parameters stay as they are.
+
+    Args:
+        model: whose parameters.
+        ignored: names of those to leave out, as DDP's reducer knows them: with a dot in front where they
+            lie in no submodule.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).requires_grad_(False))
-        >>> list(trained_parameters(net))
-        ['0.weight', '0.bias']
+        >>> list(trained_parameters(net)), list(trained_parameters(net, ["0.bias"]))
+        (['0.weight', '0.bias'], ['0.weight'])
     """
-    named = model.named_parameters()
-    return {bare_name(name): parameter for name, parameter in named if parameter.requires_grad}
+    named = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (name if "." in name else f".{name}") not in ignored
+    }
+    short = Counter(map(bare_name, named))
+    return {
+        bare_name(name) if short[bare_name(name)] == 1 else name: parameter
+        for name, parameter in named.items()
+    }
 
 
-def require_agreement(what: bytes, group: distributed.ProcessGroup, device: torch.device) -> None:
+def require_agreement(
+    what: bytes, group: distributed.ProcessGroup, device: torch.device, otherwise: str
+) -> None:
     """Compares ``what`` over the ranks of a group; collective.
+
+    Args:
+        what: compared.
+        group: the ranks.
+        device: one that the group can send from.
+        otherwise: the error behind "ranks [...] ", a sentence with what to do.
 
     Raises:
         StateMismatchError: on every rank, naming those that differ from the first.
@@ -77,7 +104,4 @@ def require_agreement(what: bytes, group: distributed.ProcessGroup, device: torc
     values = [int(value) for value in all_of_them]
     other = [rank for rank, value in enumerate(values) if value != values[0]]
     if other:
-        raise StateMismatchError(
-            f"comm: ranks {other} compress other tensors or with other settings than rank 0; give every rank "
-            f"the same model and the same settings."
-        )
+        raise StateMismatchError(f"comm: ranks {other} {otherwise}")

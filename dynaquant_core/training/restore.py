@@ -143,7 +143,10 @@ def _optimizers(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
 
 
 def _others(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
-    """Scheduler, scaler and extra; a scaler that was off when it was saved has nothing to give back."""
+    """Scheduler, scaler and extra; a scaler that was off when it was saved has nothing to give back.
+
+    What has a ``check_state_dict`` is asked before anything is touched.
+    """
     steps = []
     for part, objects in (
         ("scheduler", named(subject.scheduler)),
@@ -154,7 +157,10 @@ def _others(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
         for name, item in objects.items():
             if part == "scaler" and not stored[name]:
                 continue
-            steps.append(_Step(_called(part, name), item.load_state_dict, _like(stored[name], item)))
+            state = _like(stored[name], item)
+            if hasattr(item, "check_state_dict"):
+                item.check_state_dict(state)
+            steps.append(_Step(_called(part, name), item.load_state_dict, state))
     return steps
 
 

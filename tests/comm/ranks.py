@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -273,6 +274,10 @@ class Rank:
                 worker.exchange()
                 arrived.append(told(net))
                 state = worker.state_dict()
+                kept = copy.deepcopy(state)  # forgotten and taken back
+                for item in state["parameters"].values():
+                    item["residual"].zero_()
+                worker.load_state_dict(kept)
         residual = {name: item["residual"].flatten().tolist() for name, item in state["parameters"].items()}
         closed = refusal(worker.exchange)
         whose = [state["rank"], state["ranks"], state["step"]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from dynaquant_core import comm
 from dynaquant_core.comm.two_bit import TwoBitSettings
@@ -38,6 +40,12 @@ def test_other_settings_that_are_none(setting):
 def test_thresholds_are_those_of_float32():
     """Sender and receiver mean the same number, and 0.1 has no exact one."""
     assert TwoBitSettings(threshold=0.1).threshold == 0.10000000149011612
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])])
+def test_numbers_of_arrays_are_thresholds(value):
+    """What ``p.grad.abs().mean()`` gives."""
+    assert TwoBitSettings(threshold=value).threshold == 0.5
 
 
 def test_the_first_pattern_that_covers_counts():

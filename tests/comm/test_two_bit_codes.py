@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dynaquant_core.comm import two_bit
-from dynaquant_core.comm.two_bit import codes, kernels
+from dynaquant_core.comm.two_bit import TwoBitSettings, codes, kernels
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from tests.reference import two_bit_twins as twins
 from tests.reference.two_bit_steps import Sender, as_bytes, decoded, reduced
@@ -137,6 +137,13 @@ def test_many_elements_over_threads(monkeypatch):
     same(codes.decode_sum(rows, count, 0.5, 0.25, 2), codes.decode_by_torch(rows, count, 0.5, 0.25, 2))
 
 
+@pytest.fixture
+def default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes_are_added_to_a_residual_of_float32(dtype):
     gradient = torch.linspace(-1, 1, 33).to(dtype)
@@ -144,6 +151,13 @@ def test_other_dtypes_are_added_to_a_residual_of_float32(dtype):
     for _ in range(3):
         same(codes.encode(residual, gradient, 0.5, 0.5), codes.encode(like, gradient.float(), 0.5, 0.5))
     same(residual, like)
+
+
+def test_codes_do_not_hang_on_the_default_dtype(default_dtype):
+    threshold = TwoBitSettings(threshold=0.1).threshold
+    residual = torch.zeros(4, dtype=torch.float32)
+    codes.encode_by_torch(residual, torch.full((4,), 0.25, dtype=torch.float32), threshold, threshold)
+    assert residual.tolist() == [float(np.float32(0.25) - np.float32(0.1))] * 4
 
 
 def test_what_is_not_finite_is_told_and_not_kept():

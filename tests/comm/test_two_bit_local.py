@@ -91,6 +91,23 @@ def test_a_local_state_moves_to_another_reducer():
         second.load_state_dict(poisoned)
 
 
+def test_names_that_wrappers_share_are_told_apart():
+    """ "weight" and "module.weight" are two parameters, though "module" is what wrappers are called."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2))
+            self.module = nn.Linear(2, 1)
+
+    nets = [Net(), Net()]
+    for net, value in zip(nets, (1.0, 2.0), strict=True):
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+    two_bit.LocalReducer(nets, threshold=0.5, reduce="sum").reduce()
+    assert all(float(item.grad.max()) == 1.0 for net in nets for item in net.parameters())
+
+
 def test_replicas_that_do_not_fit():
     with pytest.raises(ConfigError, match="two replicas or more"):
         two_bit.LocalReducer([Products()])
@@ -207,4 +224,7 @@ def test_what_is_still_to_come_survives_another_number_of_ranks(reduce, ranks):
             two_bit.redistribute(wrong, ranks, reduce)
     with pytest.raises(ConfigError):
         two_bit.redistribute(states, 0)
+    told = [{**state, "reduce": reduce} for state in states]  # as states of today do
+    weights = [state["parameters"]["w"]["residual"] for state in two_bit.redistribute(told, ranks)]
+    assert all(torch.equal(own, found[0]["parameters"]["w"]["residual"]) for own in weights)
     assert math.isfinite(float(found[0]["parameters"]["w"]["residual"].sum()))

@@ -43,7 +43,11 @@ def step_all(of, step_gradients, reduce, dtype=torch.float32):
     arrived = {}
     for name, own in of.items():
         flat = [each[name].float().flatten().tolist() for each in step_gradients]
-        arrived[name] = torch.tensor(reduced(own, flat, reduce)).to(dtype).float().tolist()
+        totals = reduced(own, flat, reduce)
+        arrived[name] = torch.tensor(totals).to(dtype).float().tolist()
+        lost = [single(total - value) for total, value in zip(totals, arrived[name], strict=True)]
+        for sender in own:
+            sender.take_over(lost, single(1.0 if reduce == "mean" else 1.0 / len(own)))
     return arrived
 
 
@@ -123,7 +127,7 @@ def test_a_parameter_that_nobody_used_keeps_what_it_holds(two):
         assert records[0][0] == records[1][0]
         received += records[0][0]
         assert received + sum(held for _, held in records) == pytest.approx(given, abs=1e-5)
-    assert [record[0] for record in two["unused"][0]] == [1.0, 0.5, 0.0, 1.0, 0.5, 0.0]
+    assert [record[0] for record in two["unused"][0]] == [1.0, 1.0, 0.0, 1.0, 1.0, 0.0]
 
 
 def test_what_is_not_finite_is_seen_by_every_rank_and_held_by_none(two):

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core import Checkpointer
 from dynaquant_core.comm import two_bit
+from dynaquant_core.errors import ConfigError, StateMismatchError
 from tests.gloo import play
 
 LIFE = "tests.comm.life"
@@ -58,3 +59,25 @@ def test_by_default_the_residual_is_stored_as_weights_are(tmp_path, one_rank, ex
     assert torch.equal(back["0.weight"], held["0.weight"]) == bool(exact)
     apart = (back["0.weight"] - held["0.weight"]).std() / held["0.weight"].std()
     assert apart < 0.5
+
+
+def test_a_state_that_does_not_fit_is_refused_before_the_model_is_touched(tmp_path, one_rank):
+    """A layer is frozen in between, so the checkpoint holds a residual that nobody has."""
+    trained(tmp_path, 5, ())
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64).requires_grad_(False)))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    extra = {"two_bit": two_bit.register(model, threshold=0.5, reduce="sum")}
+    with (
+        Checkpointer(tmp_path, model, optimizer, extra=extra) as checkpoints,
+        pytest.raises(StateMismatchError, match=r"1\.weight is not in the model.*nothing was restored"),
+    ):
+        checkpoints.restore()
+    assert all(torch.equal(was, now) for was, now in zip(before, model.parameters(), strict=True))
+
+
+def test_a_scaler_that_is_none_is_refused(one_rank):
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match=r"scaler must be a gradient scaler.*got str"):
+        two_bit.register(model, scaler="dynamic")
+    two_bit.register(model)  # and leaves the model free

@@ -43,6 +43,12 @@ class Sender:
                 self.residual[at] = held
         return codes
 
+    def take_over(self, lost, share):
+        """Adds this worker's share of what each value lost when it arrived rounded."""
+        self.residual = [
+            single(held + single(own * share)) for held, own in zip(self.residual, lost, strict=True)
+        ]
+
 
 def as_bytes(codes):
     """Codes in whole words of 32 bits, the first code in the high bits of the first byte."""

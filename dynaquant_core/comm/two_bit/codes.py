@@ -26,7 +26,15 @@ from dynaquant_core.comm.two_bit import kernels
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from dynaquant_core.threads import map_threads, slices
 
-__all__ = ["FLOATS", "IN_BYTE", "decode_sum", "encode", "packed_bytes", "require_floating"]
+__all__ = [
+    "FLOATS",
+    "IN_BYTE",
+    "decode_sum",
+    "encode",
+    "lost_to_rounding",
+    "packed_bytes",
+    "require_floating",
+]
 
 #: Dtypes of gradients; each is added to a residual of float32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -133,6 +141,17 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
     return out[:count]
 
 
+def lost_to_rounding(total: Tensor, rounded: Tensor) -> Tensor:
+    """What a value lost when it was rounded to another dtype: float32[n], 0 where either is not finite.
+
+    Example:
+        >>> total = torch.tensor([1.001953125, torch.inf])
+        >>> lost_to_rounding(total, total.bfloat16()).tolist()
+        [0.001953125, 0.0]
+    """
+    return (total - rounded.float()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
 # -- the same with torch operations, for any device ----------------------------------------------
 
 
@@ -142,7 +161,8 @@ def encode_by_torch(residual: Tensor, values: Tensor, above: float, below: float
     finite = held.isfinite()
     up = finite & (held >= above)
     down = finite & (held <= -below)
-    sent = torch.where(up, above, torch.where(down, -below, 0.0))
+    zero, plus, minus = held.new_tensor([0.0, above, -below])  # numbers alone would be of the default dtype
+    sent = torch.where(up, plus, torch.where(down, minus, zero))
     residual.copy_(torch.where(finite, held - sent, residual))
     codes = torch.zeros(packed_bytes(values.numel()) * IN_BYTE, dtype=torch.uint8, device=values.device)
     codes[: values.numel()] = 3 * up.byte() + 2 * down.byte() + (~finite).byte()

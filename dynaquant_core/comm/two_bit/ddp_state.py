@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.futures import Future
+from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.comm.attach import require_agreement, trained_parameters
-from dynaquant_core.comm.two_bit.codes import require_floating
-from dynaquant_core.comm.two_bit.exchange import Bucket, Scaler, Sent, all_gather, dense, views_of
+from dynaquant_core.comm.two_bit.codes import lost_to_rounding, require_floating
+from dynaquant_core.comm.two_bit.exchange import Bucket, all_gather, dense, views_of
 from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.residuals import Residuals
-from dynaquant_core.comm.two_bit.saved import put_back, state_of
+from dynaquant_core.comm.two_bit.saved import put_back, require_fit, state_of
+from dynaquant_core.comm.two_bit.sent import Scaler, Sent, Steps
 from dynaquant_core.comm.two_bit.settings import TwoBitSettings
+from dynaquant_core.comm.two_bit.usage import Usage
 from dynaquant_core.config import nearest, require
+from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.state import bare_name
 
 __all__ = ["TwoBitState"]
 
 logger = logging.getLogger(__name__)
+
+#: What ties a state to the job it was made in; a copy has none of it.
+TIES = ("group", "_names", "_steps", "_usage", "_layouts")
 
 
 @final
@@ -31,7 +37,10 @@ class TwoBitState:
     """The residual of one rank, and what the exchange needs to know; made by `register`.
 
     Guarantee (``reduce="sum"``): over any number of steps, what the ranks received plus their residuals is
-    the sum of their gradients, up to float32 rounding.
+    the sum of their gradients, up to float32 rounding; what gradients of less than float32 lose when they
+    arrive rounded goes back into the residuals.
+
+    A copy (`copy.deepcopy`, pickle) holds the residual and exchanges nothing; its model may register anew.
 
     Args:
         model: the DDP model.
@@ -42,7 +51,7 @@ class TwoBitState:
     def __init__(
         self, model: DistributedDataParallel, settings: TwoBitSettings, scaler: Scaler | None = None
     ) -> None:
-        parameters = trained_parameters(model.module)
+        parameters = trained_parameters(model.module, model.parameters_to_ignore)
         for name, parameter in parameters.items():
             require_floating(parameter, f"parameter {name!r}")
         require(bool(parameters), "two_bit: the model has no parameter that is trained.")
@@ -53,21 +62,33 @@ class TwoBitState:
         self.step = 0
         #: Bytes that this rank has handed to all-gathers.
         self.bytes_handed_in = 0
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._scale = 1.0
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._limits = settings.limits(parameters)
-        self._may_idle = bool(model.find_unused_parameters or model.static_graph)
+        self._steps = Steps(scaler)
         self._residuals = Residuals(parameters)
         self._layouts: dict[tuple[str, ...], Layout] = {}
-        self._sent: list[Sent] = []
+        self._device = next(iter(parameters.values())).device
+        self._agreed = False
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        meant = settings.as_bytes() + repr(shapes).encode()
-        require_agreement(meant, self.group, next(iter(parameters.values())).device)
+        meant = settings.as_bytes() + repr((shapes, self._steps.scaled)).encode()
+        require_agreement(
+            meant,
+            self.group,
+            self._device,
+            "compress other tensors or with other settings than rank 0; give every rank the same model, the "
+            "same settings, and a scaler or none.",
+        )
+        may_idle = model.find_unused_parameters or model.static_graph
+        self._usage = Usage(parameters) if may_idle else None
         if self.ranks == 1:
             logger.warning(
                 "two_bit: the only rank compresses for nobody; gradients lose detail, no byte is saved"
             )
+
+    @property
+    def attached(self) -> bool:
+        """Whether this is the state that its model exchanges through, and no copy of it."""
+        return hasattr(self, "group")
 
     def residual(self, name: str) -> Tensor:
         """What a parameter's gradients have left unsent: float32 of its shape, live.
@@ -78,7 +99,8 @@ class TwoBitState:
         Raises:
             ConfigError: no parameter of that name is trained; the nearest is named.
         """
-        known, found = self._residuals.by_name, bare_name(name)
+        known = self._residuals.by_name
+        found = name if name in known else bare_name(name)
         require(found in known, f"two_bit: no parameter {name!r} is trained; {nearest(found, known)}")
         self._settle()
         return known[found]
@@ -88,23 +110,31 @@ class TwoBitState:
 
         Raises:
             UnsupportedStateError: its gradient is sparse; in the warm-up too, for it could not end.
+            StateMismatchError: a parameter is in it that was frozen when the compression was registered; or
+                ranks are at different steps.
         """
+        names = tuple(map(self._name, bucket.parameters()))
         if bucket.buffer().layout != torch.strided:
-            names = ", ".join(repr(self._names[parameter]) for parameter in bucket.parameters())
-            require_floating(bucket.buffer(), f"the gradient of {names}")
+            require_floating(bucket.buffer(), f"the gradient of {', '.join(map(repr, names))}")
         if bucket.index() == 0:
-            self._settle()
-            self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
+            self._require_one_step()
+            self._steps.begin()
         warm = self.step >= self.settings.warmup
-        future = self._compressed(bucket) if warm else self._dense(bucket.buffer())
+        future = self._compressed(bucket, names) if warm else self._dense(bucket.buffer())
         if bucket.is_last():  # buckets come in their order
             self.step += 1
+            if self._usage is not None:
+                self._usage.clear()
         return future
 
     def state_dict(self) -> dict[str, Any]:
         """The residual of this rank: a tree that a checkpoint can hold, its tensors the live ones."""
         self._settle()
-        return state_of(self.rank, self.ranks, self.step, self._residuals)
+        return state_of(self.rank, self.ranks, self.step, self.settings.reduce, self._residuals)
+
+    def check_state_dict(self, state: Any) -> None:
+        """Raises what `load_state_dict` would raise, and touches nothing."""
+        require_fit(state, self.rank, self.ranks, self._residuals)
 
     def load_state_dict(self, state: Any) -> None:
         """Takes `state_dict` back, on the rank that gave it.
@@ -114,59 +144,86 @@ class TwoBitState:
                 another model; nothing was touched.
         """
         self.step = put_back(state, self.rank, self.ranks, self._residuals)
-        self._sent.clear()
+        self._agreed = False
+        if self.attached:
+            self._steps.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without what ties it to its job."""
+        self._settle()
+        return {key: value for key, value in self.__dict__.items() if key not in TIES}
+
+    def _settle(self) -> None:
+        if self.attached:
+            self._steps.settle()
+
+    def _name(self, parameter: Parameter) -> str:
+        if parameter not in self._names:
+            raise StateMismatchError(
+                f"two_bit: DDP exchanges a parameter of shape {tuple(parameter.shape)} that was frozen when "
+                f"the compression was registered; freeze before DDP wraps the model, or after registering."
+            )
+        return self._names[parameter]
+
+    def _require_one_step(self) -> None:
+        """All ranks have done as many steps, or some would reduce densely what others compress; once."""
+        if not self._agreed:
+            step = str(self.step).encode()
+            otherwise = (
+                f"have done another number of steps than rank 0 (here {self.step}); restore all ranks from "
+                f"checkpoints of one step."
+            )
+            require_agreement(step, self.group, self._device, otherwise)
+            self._agreed = True
 
     def _dense(self, buffer: Tensor) -> Future[Tensor]:
         # DDP multiplies by the reciprocal: where ranks are no power of two, that is another float32.
         return dense(buffer.mul_(1.0 / self.settings.divisor(self.ranks)), self.group)
 
-    def _compressed(self, bucket: Bucket) -> Future[Tensor]:
+    def _compressed(self, bucket: Bucket, names: tuple[str, ...]) -> Future[Tensor]:
         buffer, views = bucket.buffer(), views_of(bucket)
-        names = tuple(self._names[parameter] for parameter in bucket.parameters())
         if names not in self._layouts:
             sizes = zip(names, views, strict=True)
             self._layouts[names] = Layout.of((view.numel(), self._limits[name]) for name, view in sizes)
         layout, residual = self._layouts[names], self._residuals.flat(names, views, buffer)
-        idle = self._idle(names, views)
-        gradient = buffer if self._scale == 1.0 else buffer.float() * (1.0 / self._scale)
-        packed = layout.encode(residual, gradient)
-        for own, kept in idle:
-            own.copy_(kept)
-        sent = Sent(layout, residual, packed)
-        if self._scaler is not None:
-            self._sent.append(sent)
-        self.bytes_handed_in += packed.numel()
-        return all_gather(packed, self.group, lambda gathered: self._decode(gathered, sent, buffer))
-
-    def _decode(self, gathered: Tensor, sent: Sent, buffer: Tensor) -> Tensor:
-        total = sent.layout.decode_sum(gathered, self.settings.divisor(self.ranks))
-        if self._scale != 1.0:
-            total *= self._scale
-        buffer.copy_(total)
-        if self._scaler is not None:
-            sent.arrived = buffer.isfinite().all()
-        return buffer
-
-    def _idle(self, names: tuple[str, ...], views: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Residuals set to zero for a moment, with what they were: without a gradient nothing is sent.
-
-        DDP throws away what is reduced for a parameter that no rank has used, so a residual that were sent
-        for it would be lost.  The bucket says no more of it than that its gradient is zero throughout.
-        """
-        if not self._may_idle:
-            return []
-        used = torch.stack([view.any() for view in views]).tolist()
-        idle = [
-            self._residuals.by_name[name] for name, is_used in zip(names, used, strict=True) if not is_used
+        flags = None if self._usage is None else self._usage.flags(names, buffer)
+        kept = {} if flags is None else self._unused(names, flags)
+        scale = self._steps.scale
+        packed = layout.encode(residual, buffer if scale == 1.0 else buffer.float() * (1.0 / scale))
+        start = int(buffer.storage_offset())
+        parts = [
+            (item, item._version, int(view.storage_offset()) - start, view.numel())
+            for item, view in zip(bucket.parameters(), views, strict=True)
         ]
-        kept = [(own, own.clone()) for own in idle]
-        for own in idle:
-            own.zero_()
-        return kept
+        sent = Sent(layout, residual, packed, parts)
+        self._steps.add(sent)
+        handed = packed if flags is None else torch.cat([packed, flags])
+        self.bytes_handed_in += handed.numel()
 
-    def _settle(self) -> None:
-        """Takes back what was sent in the last step, if the scaler has skipped it."""
-        if not all(bool(sent.arrived) for sent in self._sent):
-            for sent in self._sent:
-                sent.take_back()
-        self._sent.clear()
+        def decode(gathered: Tensor) -> Tensor:
+            self._receive(gathered[:, : layout.bytes], sent, buffer, scale)
+            used = gathered[:, layout.bytes :].any(0).tolist() if kept else []
+            for name, by_any in zip(names, used, strict=False):
+                if name in kept and not by_any:  # DDP throws away what has arrived for it
+                    self._residuals.by_name[name].copy_(kept[name])
+            return buffer
+
+        return all_gather(handed, self.group, decode)
+
+    def _unused(self, names: tuple[str, ...], flags: Tensor) -> dict[str, Tensor]:
+        """What is held for parameters that this rank has not used."""
+        unused = [name for name, used in zip(names, flags.tolist(), strict=True) if not used]
+        return {name: self._residuals.by_name[name].clone() for name in unused}
+
+    def _receive(self, gathered: Tensor, sent: Sent, buffer: Tensor, scale: float) -> None:
+        """Adds up what has arrived, uint8[ranks, bytes], into ``buffer``."""
+        divisor = self.settings.divisor(self.ranks)
+        total = sent.layout.decode_sum(gathered, divisor)
+        if scale != 1.0:
+            total *= scale
+        buffer.copy_(total)
+        if buffer.element_size() < total.element_size():  # each rank takes over its share of the loss
+            sent.rounding = lost_to_rounding(total, buffer) * (divisor / self.ranks / scale)
+            sent.residual.add_(sent.rounding)
+        if self._steps.scaled:
+            sent.arrived = buffer.isfinite().all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import torch
@@ -11,9 +10,7 @@ from torch import Tensor, distributed
 from torch.futures import Future
 from torch.nn import Parameter
 
-from dynaquant_core.comm.two_bit.layout import Layout
-
-__all__ = ["Bucket", "Scaler", "Sent", "all_gather", "dense", "views_of"]
+__all__ = ["Bucket", "all_gather", "dense", "views_of"]
 
 
 class Bucket(Protocol):
@@ -38,40 +35,6 @@ class Bucket(Protocol):
     def parameters(self) -> list[Parameter]:
         """Its parameters."""
         ...
-
-
-class Scaler(Protocol):
-    """What is used of a gradient scaler, such as `torch.amp.GradScaler`."""
-
-    def get_scale(self) -> float:
-        """What the loss is multiplied by."""
-        ...
-
-    def is_enabled(self) -> bool:
-        """Whether it is multiplied at all."""
-        ...
-
-
-@dataclass(slots=True)
-class Sent:
-    """What one bucket has sent in this step.
-
-    Args:
-        layout: of the bucket.
-        residual: float32[n], live.
-        packed: uint8[layout.bytes].
-        arrived: bool[], whether all that came back is finite, so that the step counts.
-    """
-
-    layout: Layout
-    residual: Tensor
-    packed: Tensor
-    arrived: Tensor = field(default_factory=lambda: torch.tensor(True))
-
-    def take_back(self) -> None:
-        """Puts what was sent into the residual again; what was not finite had left nothing there."""
-        back = self.layout.decode_sum(self.packed[None], 1.0)
-        self.residual.add_(back.nan_to_num_(nan=0.0))
 
 
 def views_of(bucket: Bucket) -> list[Tensor]:

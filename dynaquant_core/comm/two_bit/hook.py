@@ -8,8 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.comm.attach import attach, require_free
 from dynaquant_core.comm.two_bit.ddp_state import TwoBitState
-from dynaquant_core.comm.two_bit.exchange import Scaler
+from dynaquant_core.comm.two_bit.sent import Scaler
 from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
+from dynaquant_core.config import require
 
 __all__ = ["register", "two_bit_hook"]
 
@@ -32,15 +33,16 @@ def register(
         negative_threshold: size of what is sent below zero; None: ``threshold``.
         reduce: "mean" or "sum".
         warmup: first steps that are reduced densely.
-        scaler: the gradient scaler, if one is used.  Thresholds and residuals are then in the unit of the
-            true gradients, whatever the scale, and what was sent in a step that the scaler skips returns to
-            the residual.
+        scaler: the gradient scaler, if one is used, the same for all that it scales.  Thresholds and
+            residuals are then in the unit of the true gradients, whatever the scale, and what was sent for
+            parameters whose optimizer the scaler makes skip a step returns to the residual.
 
     Returns:
         The state that holds the residual.  Give it to `Checkpointer(extra={"two_bit": state})`.
 
     Raises:
-        ConfigError: a setting is wrong, the model is no DDP model, or it has a communication hook already.
+        ConfigError: a setting is wrong, the scaler is none, the model is no DDP model, or it has a
+            communication hook already.
         UnsupportedStateError: a parameter is of a dtype that has no two-bit codes.
         StateMismatchError: on every rank, where ranks have other settings or other parameters.
 
@@ -61,6 +63,11 @@ def register(
         threshold=threshold, negative_threshold=negative_threshold, reduce=reduce, warmup=warmup
     )
     model = require_free(ddp_model)
+    require(
+        scaler is None or (hasattr(scaler, "get_scale") and hasattr(scaler, "is_enabled")),
+        f"two_bit: scaler must be a gradient scaler such as torch.amp.GradScaler, got "
+        f"{type(scaler).__name__}.",
+    )
     state = TwoBitState(model, settings, scaler)
     attach(model, state, two_bit_hook)
     return state

@@ -89,12 +89,8 @@ class LocalReducer:
         """The residuals of all replicas: a tree that a checkpoint can hold, its tensors the live ones."""
         return {"step": self.step, "replicas": [residuals.state_dict() for residuals in self._residuals]}
 
-    def load_state_dict(self, state: Any) -> None:
-        """Takes `state_dict` back.
-
-        Raises:
-            StateMismatchError: it is of another model or number of replicas; nothing was touched.
-        """
+    def check_state_dict(self, state: Any) -> None:
+        """Raises what `load_state_dict` would raise, and touches nothing."""
         stored = state.get("replicas") if isinstance(state, Mapping) else None
         if not isinstance(stored, Sequence) or len(stored) != len(self._residuals) or "step" not in state:
             raise StateMismatchError(
@@ -103,23 +99,36 @@ class LocalReducer:
             )
         for residuals, own in zip(self._residuals, stored, strict=True):
             residuals.require_fit(own)
-        for residuals, own in zip(self._residuals, stored, strict=True):
+
+    def load_state_dict(self, state: Any) -> None:
+        """Takes `state_dict` back.
+
+        Raises:
+            StateMismatchError: it is of another model or number of replicas; nothing was touched.
+        """
+        self.check_state_dict(state)
+        for residuals, own in zip(self._residuals, state["replicas"], strict=True):
             residuals.load_state_dict(own)
         self.step = int(state["step"])
 
     def _reduce(self, name: str, limits: Limits) -> None:
         first = self._parameters[0][name]
-        divisor = self.settings.divisor(len(self._parameters))
-        if self.step < self.settings.warmup:
+        count = len(self._parameters)
+        divisor = self.settings.divisor(count)
+        packed = self.step >= self.settings.warmup
+        if not packed:
             total = self._dense(name, first.device) / divisor
         else:
             rows = torch.stack([packed.to(first.device) for packed in self._packed(name, limits)])
             self.handed_bytes += rows.nbytes
             total = codes.decode_sum(rows, first.numel(), *limits, divisor)
-        for parameters in self._parameters:
+        for parameters, residuals in zip(self._parameters, self._residuals, strict=True):
             parameter = parameters[name]
-            result = total.reshape(parameter.shape).to(parameter.device, parameter.dtype, copy=True)
-            parameter.grad = result
+            whole = total.reshape(parameter.shape).to(parameter.device)
+            parameter.grad = whole.to(parameter.dtype, copy=True)
+            if packed and parameter.grad.element_size() < whole.element_size():
+                lost = codes.lost_to_rounding(whole, parameter.grad)
+                residuals.by_name[name].add_(lost.mul_(divisor / count))
 
     def _dense(self, name: str, device: torch.device) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=device)

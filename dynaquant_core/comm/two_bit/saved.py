@@ -12,22 +12,30 @@ from dynaquant_core.comm.two_bit.settings import Reduce
 from dynaquant_core.config import require, require_choice
 from dynaquant_core.errors import StateMismatchError
 
-__all__ = ["put_back", "redistribute", "state_of"]
+__all__ = ["put_back", "redistribute", "require_fit", "state_of"]
 
 KEYS = ("rank", "ranks", "step", "parameters")
 
 
-def state_of(rank: int, ranks: int, step: int, residuals: Residuals) -> dict[str, Any]:
+def state_of(rank: int, ranks: int, step: int, reduce: Reduce, residuals: Residuals) -> dict[str, Any]:
     """What `put_back` takes: whose it is, the steps that were synchronised, and the live residuals."""
-    return {"rank": rank, "ranks": ranks, "step": step, "parameters": residuals.state_dict()}
+    parameters = residuals.state_dict()
+    return {"rank": rank, "ranks": ranks, "step": step, "reduce": reduce, "parameters": parameters}
 
 
 def put_back(state: Any, rank: int, ranks: int, residuals: Residuals) -> int:
     """Writes a stored state into ``residuals``; returns its number of synchronised steps.
 
     Raises:
-        StateMismatchError: it is of another rank, number of ranks or model; nothing was touched.
+        StateMismatchError: as `require_fit`; nothing was touched.
     """
+    require_fit(state, rank, ranks, residuals)
+    residuals.load_state_dict(state["parameters"])
+    return int(state["step"])
+
+
+def require_fit(state: Any, rank: int, ranks: int, residuals: Residuals) -> None:
+    """Raises StateMismatchError where a state is of another rank, number of ranks or model."""
     _require_keys(state)
     if (state["rank"], state["ranks"]) != (rank, ranks):
         raise StateMismatchError(
@@ -35,12 +43,11 @@ def put_back(state: Any, rank: int, ranks: int, residuals: Residuals) -> int:
             f"{rank} of {ranks}; restore every rank from a checkpoint of its own, or hand the states of all "
             f"ranks to two_bit.redistribute; nothing was restored."
         )
-    residuals.load_state_dict(state["parameters"])
-    return int(state["step"])
+    residuals.require_fit(state["parameters"])
 
 
 def redistribute(
-    states: Sequence[Mapping[str, Any]], ranks: int, reduce: Reduce = "mean"
+    states: Sequence[Mapping[str, Any]], ranks: int, reduce: Reduce | None = None
 ) -> list[dict[str, Any]]:
     """The states of a job for another number of ranks: what was still to come for the weights stays the same.
 
@@ -50,7 +57,7 @@ def redistribute(
     Args:
         states: what `state_dict` gave on each rank of one job at one step.
         ranks: of the new job.
-        reduce: how both jobs join gradients.
+        reduce: how both jobs join gradients; None: as the states say ("mean" in those that say nothing).
 
     Returns:
         A state for each new rank, in their order.
@@ -68,8 +75,9 @@ def redistribute(
         [0.6]
     """
     require(isinstance(ranks, int) and ranks > 0, f"two_bit: ranks must be 1 or more, got {ranks!r}.")
-    require_choice("two_bit", "reduce", reduce, ("mean", "sum"))
+    require_choice("two_bit", "reduce", reduce, (None, "mean", "sum"))
     _require_whole_job(states)
+    reduce = reduce or states[0].get("reduce", "mean")
     share = 1.0 / (len(states) if reduce == "mean" else ranks)
     first = states[0]["parameters"]
     totals = {
@@ -82,6 +90,7 @@ def redistribute(
             "rank": rank,
             "ranks": ranks,
             "step": states[0]["step"],
+            "reduce": reduce,
             "parameters": {name: {"residual": value.clone()} for name, value in parameters.items()},
         }
         for rank in range(ranks)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, distributed, nn
 
 from dynaquant_core.comm.attach import trained_parameters
-from dynaquant_core.comm.two_bit.codes import require_floating
+from dynaquant_core.comm.two_bit.codes import lost_to_rounding, require_floating
 from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.residuals import Residuals
-from dynaquant_core.comm.two_bit.saved import put_back, state_of
+from dynaquant_core.comm.two_bit.saved import put_back, require_fit, state_of
 from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
 from dynaquant_core.comm.two_bit.wire import (
     DENSE,
@@ -183,8 +183,11 @@ class Worker:
         with talking_to(*self._who.servers):
             wait(works)
         self._flat.copy_(pulled)
-        for view, parameter in zip(views, self._parameters.values(), strict=True):
+        share = self.settings.divisor(len(self._who.workers)) / len(self._who.workers)
+        for (name, parameter), view in zip(self._parameters.items(), views, strict=True):
             parameter.grad = view.to(parameter.dtype, copy=True)
+            if not dense and parameter.grad.element_size() < view.element_size():
+                self._residuals.by_name[name].add_(lost_to_rounding(view, parameter.grad).mul_(share))
         self.step += 1
 
     def close(self) -> None:
@@ -211,7 +214,11 @@ class Worker:
 
     def state_dict(self) -> dict[str, Any]:
         """The residual of this worker: a tree that a checkpoint can hold, its tensors the live ones."""
-        return state_of(*self._place(), self.step, self._residuals)
+        return state_of(*self._place(), self.step, self.settings.reduce, self._residuals)
+
+    def check_state_dict(self, state: Any) -> None:
+        """Raises what `load_state_dict` would raise, and touches nothing."""
+        require_fit(state, *self._place(), self._residuals)
 
     def load_state_dict(self, state: Any) -> None:
         """Takes `state_dict` back, on the worker that gave it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from difflib import get_close_matches
 from typing import Literal, get_args
 
 import numpy as np
+from torch import Tensor
 
 from dynaquant_core.config import FrozenSettings, require, require_choice
 from dynaquant_core.errors import ConfigError
@@ -108,9 +110,11 @@ def _checked(name: str, value: object) -> float | dict[str, float] | None:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    single = isinstance(value, Tensor) and value.numel() == 1 and value.dtype.is_floating_point
+    real = isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+    if single or real:
         with np.errstate(over="ignore", under="ignore"), suppress(OverflowError):
-            rounded = float(np.float32(value))
+            rounded = float(np.float32(float(value)))  # type: ignore[arg-type]  # one number
             if rounded > 0 and math.isfinite(rounded):
                 return rounded
     raise ConfigError(f"{OWNER}: {name} must be above 0 and within float32, got {value!r}.")

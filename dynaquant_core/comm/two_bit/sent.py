@@ -1,0 +1,110 @@
+"""What a step has sent, until it is known to count: a gradient scaler may skip it, for one optimizer or all.
+
+The scaler decides optimizer by optimizer, and says to nobody which it has skipped.  Its scale goes down where
+it has skipped any, and a parameter that was stepped was written to, so that its version is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from dynaquant_core.comm.two_bit.layout import Layout
+
+__all__ = ["Scaler", "Sent", "Steps"]
+
+
+class Scaler(Protocol):
+    """What is used of a gradient scaler, such as `torch.amp.GradScaler`."""
+
+    def get_scale(self) -> float:
+        """What the loss is multiplied by."""
+        ...
+
+    def is_enabled(self) -> bool:
+        """Whether it is multiplied at all."""
+        ...
+
+
+@final
+@dataclass(slots=True)
+class Sent:
+    """What one bucket has sent in this step.
+
+    Args:
+        layout: of the bucket.
+        residual: float32[n], live.
+        packed: uint8[layout.bytes].
+        parts: each parameter, its version when it was sent, where it begins in the bucket, its elements.
+        rounding: float32[n], what this rank has taken over of what arrived rounded; None: nothing.
+        arrived: bool[], whether all that came back is finite; None: it is still under way.
+    """
+
+    layout: Layout
+    residual: Tensor
+    packed: Tensor
+    parts: Sequence[tuple[Parameter, int, int, int]]
+    rounding: Tensor | None = None
+    arrived: Tensor | None = None
+
+    def take_back(self) -> None:
+        """Puts what was sent for parameters that were not stepped since into the residual again.
+
+        What was not finite had left nothing there.
+        """
+        back = self.layout.decode_sum(self.packed[None], 1.0).nan_to_num_(nan=0.0)
+        if self.rounding is not None:
+            back -= self.rounding
+        for parameter, version, begin, count in self.parts:
+            if parameter._version != version:
+                back[begin : begin + count] = 0.0
+        self.residual.add_(back)
+
+
+@final
+class Steps:
+    """What was sent in the unit of the true gradients, and whether the last step counted.
+
+    Args:
+        scaler: None, or one that is off: every step counts.
+    """
+
+    def __init__(self, scaler: Scaler | None) -> None:
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._sent: list[Sent] = []
+        #: What gradients are multiplied by in this step.
+        self.scale = 1.0
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a scaler may skip steps."""
+        return self._scaler is not None
+
+    def begin(self) -> None:
+        """A new step: the last one is settled."""
+        self.settle()
+        self.scale = self._now()
+
+    def add(self, sent: Sent) -> None:
+        """Keeps what a bucket has sent, if it may have to be taken back."""
+        if self.scaled:
+            self._sent.append(sent)
+
+    def settle(self) -> None:
+        """Takes back what was sent in the last step where the scaler has skipped it."""
+        finite = all(sent.arrived is None or bool(sent.arrived) for sent in self._sent)
+        if self._sent and (not finite or self._now() < self.scale):
+            for sent in self._sent:
+                sent.take_back()
+        self.forget()
+
+    def forget(self) -> None:
+        """Whatever was sent is settled."""
+        self._sent.clear()
+
+    def _now(self) -> float:
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())

@@ -1,0 +1,52 @@
+"""Which parameters have taken part in a step, on this rank and on any: DDP drops what no rank has used.
+
+Whether a gradient is zero does not tell: DDP puts what an unused parameter's ``.grad`` still holds into the
+bucket, and throws the result away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.hooks import unserializable_hook
+
+__all__ = ["Usage"]
+
+
+@final
+class Usage:
+    """Notes which parameters get a gradient, from one exchange to the next; passes under ``no_sync`` count.
+
+    Args:
+        parameters: by name; hooks are put on them.
+
+    Example:
+        >>> used, unused = Parameter(torch.ones(2)), Parameter(torch.ones(2))
+        >>> usage = Usage({"used": used, "unused": unused})
+        >>> used.sum().backward()
+        >>> usage.flags(("unused", "used"), used).tolist()
+        [0, 1]
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter]) -> None:
+        self._used: set[str] = set()
+        for name, parameter in parameters.items():
+            hook = unserializable_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def flags(self, names: Sequence[str], like: Tensor) -> Tensor:
+        """Which of the parameters were used: uint8[names], 0 or 1, on the device of ``like``."""
+        used = [name in self._used for name in names]
+        return torch.tensor(used, dtype=torch.uint8, device=like.device)
+
+    def clear(self) -> None:
+        """A new step begins."""
+        self._used.clear()
+
+    def _note(self, name: str, _: Tensor) -> None:
+        self._used.add(name)

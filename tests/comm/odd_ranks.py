@@ -1,0 +1,205 @@
+"""One rank of a job with unusual models, optimizers and scalers; started by `tests.gloo.play`.
+
+``python -m tests.comm.odd_ranks STORE RANK RANKS OUT ACT...`` plays the acts and writes what it saw to OUT.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dynaquant_core.comm import two_bit
+from tests.comm.ranks import refusal
+
+
+class Two(nn.Module):
+    """Its gradients are the inputs, for both parameters or for "b" alone."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(4, dtype=dtype))
+        self.b = nn.Parameter(torch.zeros(4, dtype=dtype))
+
+    def forward(self, a, b, use_a=True):
+        found = (self.b * b).sum()
+        return found + (self.a * a).sum() if use_a else found
+
+
+def full(value):
+    return torch.full((4,), float(value))
+
+
+def first(tensor):
+    return float(tensor.detach().flatten()[0])
+
+
+class Rank:
+    """Plays the acts."""
+
+    def __init__(self):
+        self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+
+    def two_optimizers(self):
+        """One scaler, an optimizer a parameter; the gradient of "b" overflows in the first of four steps."""
+        model = DistributedDataParallel(Two())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        state = two_bit.register(model, 0.5, reduce="sum", scaler=scaler)
+        own = {name: torch.optim.SGD([item], lr=1.0) for name, item in model.module.named_parameters()}
+        for step in range(4):
+            model.zero_grad()
+            b = torch.inf if step == 0 and self.rank == 1 else 0.7
+            scaler.scale(model(full(0.7), full(b))).backward()
+            for optimizer in own.values():
+                scaler.step(optimizer)
+            scaler.update()
+        return {
+            name: [first(item), first(state.residual(name))] for name, item in model.module.named_parameters()
+        }
+
+    def two_models(self):
+        """One scaler and one optimizer for two models, the other of which overflows in the second step."""
+        one, other = DistributedDataParallel(Two()), DistributedDataParallel(Two())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        state = two_bit.register(one, 0.5, reduce="sum", scaler=scaler)
+        two_bit.register(other, 0.5, reduce="sum", scaler=scaler)
+        optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=1.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            strange = torch.inf if step == 1 else 0.7
+            loss = one(full(0.7), full(0.7)) + other(full(strange), full(0.7))
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [first(one.module.a), first(state.residual("a"))]
+
+    def scaler_of_one(self):
+        """Only rank 0 has a scaler."""
+        scaler = torch.amp.GradScaler("cpu") if self.rank == 0 else None
+        return refusal(lambda: two_bit.register(DistributedDataParallel(Two()), scaler=scaler))
+
+    def stale(self):
+        """ "a" is frozen, or not used, after a step that left it a gradient."""
+        found = {}
+        for way in ("frozen", "unused"):
+            model = DistributedDataParallel(Two(), find_unused_parameters=True)
+            state = two_bit.register(model, 0.5, reduce="sum")
+            model(full(1.3), full(1.3)).backward()
+            held = [first(state.residual("a"))]
+            model.module.a.requires_grad_(way != "frozen")
+            for _ in range(3):
+                model.module.b.grad = None
+                model(full(1.3), full(1.3), use_a=way == "frozen").backward()
+                held.append(first(state.residual("a")))
+            found[way] = held
+        return found
+
+    def rounded(self):
+        """Of half precision, with thresholds that it does not have: what is lost, as a share of the sums."""
+        found = {}
+        for dtype in (torch.bfloat16, torch.float16):
+            for reduce in ("sum", "mean"):
+                model = DistributedDataParallel(Two(dtype))
+                state = two_bit.register(model, 0.1, reduce=reduce)
+                given = arrived = 0.0
+                for step in range(60):
+                    model.zero_grad()
+                    value = (0.06 + 0.01 * (step % 3)) * (1 + self.rank)
+                    value = float(torch.tensor(value, dtype=dtype))
+                    model(full(value).to(dtype), full(value).to(dtype)).backward()
+                    given += value
+                    arrived += first(model.module.a.grad) * (1 if reduce == "sum" else self.ranks)
+                both = torch.tensor([given, first(state.residual("a"))], dtype=torch.float64)
+                distributed.all_reduce(both)
+                found[f"{dtype} {reduce}"] = (arrived + float(both[1])) / float(both[0]) - 1
+        return found
+
+    def copied(self):
+        """Copies hold the residual, exchange nothing, and may be registered anew."""
+        model = DistributedDataParallel(Two())
+        state = two_bit.register(model, 0.5, reduce="sum", scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
+        (2 * model(full(0.7), full(0.7))).backward()
+        twin, average = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        anew = two_bit.register(twin, 0.5, reduce="sum")
+        twin.zero_grad()
+        twin(full(0.7), full(0.7)).backward()
+        other = copy.deepcopy(state)
+        return {
+            "again": [first(twin.module.a.grad), first(anew.residual("a"))],
+            "copy": [other.attached, first(other.residual("a")), first(state.residual("a"))],
+            "kinds": [type(average.module).__name__, type(loaded).__name__],
+        }
+
+    def frozen_between(self):
+        """Frozen between DDP and the compression: DDP still exchanges it."""
+        model = DistributedDataParallel(Two(), find_unused_parameters=True)
+        model.module.a.requires_grad_(False)
+        two_bit.register(model)
+        return refusal(lambda: model(full(1), full(1)).backward())
+
+    def ignored(self):
+        """What DDP was told to ignore is left alone, though it differs between ranks."""
+        net = Two()
+        net.part = nn.Module()
+        net.part.own = nn.Parameter(torch.zeros(2 + self.rank))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["part.own"])
+        model = DistributedDataParallel(net)
+        state = two_bit.register(model)
+        model(full(0.7), full(0.7)).backward()
+        return [sorted(state.state_dict()["parameters"]), first(net.a.grad)]
+
+    def steps_apart(self):
+        """A warm-up that some ranks have behind them and others have not."""
+        model = DistributedDataParallel(Two())
+        state = two_bit.register(model, warmup=3)
+        state.load_state_dict({**state.state_dict(), "step": 3 * self.rank})
+        return refusal(lambda: model(full(1), full(1)).backward())
+
+    def static(self):
+        """A static graph, an unused parameter in it, and a compiled model."""
+        model = DistributedDataParallel(Two(), static_graph=True)
+        state = two_bit.register(model, 0.5, reduce="sum")
+        arrived = []
+        for _ in range(3):
+            model.zero_grad()
+            model(full(0.7), full(0.7), use_a=False).backward()
+            arrived.append(first(model.module.b.grad))
+        compiled = torch.compile(DistributedDataParallel(Two()), backend="eager")
+        two_bit.register(compiled, 0.5)
+        compiled(full(0.7), full(0.7)).backward()
+        return [arrived, first(state.residual("b")), first(compiled._orig_mod.module.a.grad)]
+
+    def part_of_the_job(self):
+        """Two groups of two ranks, each of which trains for itself."""
+        groups = [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
+        model = DistributedDataParallel(Two(), process_group=groups[self.rank // 2])
+        state = two_bit.register(model, 0.5, reduce="sum")
+        sign = 1 if self.rank < 2 else -1
+        model(full(0.7 * sign), full(0.2)).backward()
+        return [state.rank, state.ranks, first(model.module.a.grad)]
+
+
+def main():
+    """Plays the acts."""
+    store, rank, ranks, out, *acts = sys.argv[1:]
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
+    player = Rank()
+    found = {act: getattr(player, act)() for act in acts}
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Two-bit gradients where models, optimizers and scalers are not one of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gloo import Found, play
+
+RANKS = "tests.comm.odd_ranks"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    acts = "two_optimizers", "two_models", "scaler_of_one", "stale", "rounded", "copied", "frozen_between"
+    return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "ignored", "steps_apart", "static")
+
+
+def test_a_scaler_that_skips_one_optimizer_takes_back_nothing_of_the_other(two):
+    """Weights have moved by what was given less what is held, for each parameter apart."""
+    moved = {name: -two["two_optimizers"][0][name][0] for name in "ab"}
+    held = {name: sum(record[name][1] for record in two["two_optimizers"]) for name in "ab"}
+    assert moved["a"] + held["a"] == pytest.approx(0.7 * 2 * 4)
+    assert moved["b"] + held["b"] == pytest.approx(0.7 * (2 * 4 - 1))  # the infinite one was never given
+
+
+def test_a_step_that_is_skipped_for_another_model_is_taken_back(two):
+    moved = -two["two_models"][0][0]
+    held = sum(record[1] for record in two["two_models"])
+    assert moved + held == pytest.approx(0.7 * 2 * 3)
+
+
+def test_a_scaler_on_one_rank_alone_is_refused_on_all(two):
+    for name, text in two["scaler_of_one"]:
+        assert name == "StateMismatchError"
+        assert "a scaler or none" in text
+
+
+@pytest.mark.parametrize("way", ["frozen", "unused"])
+def test_a_gradient_that_was_left_over_is_not_sent(two, way):
+    for record in two["stale"]:
+        assert record[way] == pytest.approx([0.8] * 4)
+
+
+def test_half_precision_loses_nothing_either(two):
+    """Without the share that each rank takes over, a threshold of 0.1 loses 1e-3 of all in bfloat16."""
+    for record in two["rounded"]:
+        assert len(record) == 4
+        assert all(abs(share) < 2e-6 for share in record.values()), record
+
+
+def test_models_can_be_copied_and_pickled_and_their_copies_registered(two):
+    for record in two["copied"]:
+        assert record["kinds"] == ["DistributedDataParallel"] * 2
+        assert record["again"] == [1.0, pytest.approx(0.2)]
+        attached, copy, original = record["copy"]
+        assert not attached
+        assert copy == original == pytest.approx(0.2)
+
+
+def test_what_was_frozen_between_is_one_clear_error(two):
+    for name, text in two["frozen_between"]:
+        assert name == "StateMismatchError"
+        assert "shape (4,) that was frozen when the compression was registered" in text
+
+
+def test_what_ddp_ignores_is_left_alone(two):
+    assert two["ignored"] == [[["a", "b"], 0.5]] * 2
+
+
+def test_ranks_at_different_steps_are_refused_on_all(two):
+    for rank, (name, text) in enumerate(two["steps_apart"]):
+        assert name == "StateMismatchError"
+        assert f"ranks [1] have done another number of steps than rank 0 (here {3 * rank})" in text
+
+
+def test_static_graphs_and_compiled_models(two):
+    for arrived, held, compiled in two["static"]:
+        assert sum(arrived) + 2 * held == pytest.approx(0.7 * 2 * 3)
+        assert compiled == 0.5
+
+
+def test_ranks_of_a_group_of_their_own(tmp_path):
+    found = play(RANKS, tmp_path, 4, "part_of_the_job")["part_of_the_job"]
+    assert found == [[0, 2, 1.0], [1, 2, 1.0], [0, 2, -1.0], [1, 2, -1.0]]
