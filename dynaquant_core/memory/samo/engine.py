@@ -13,10 +13,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dynaquant_core.errors import GradientError, StateMismatchError
+from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.samo.casts import Cast
 from dynaquant_core.memory.samo.finite import all_finite
 from dynaquant_core.memory.samo.gradients import Collector
+from dynaquant_core.memory.samo.guard import (
+    culprit,
+    require_known,
+    require_layout,
+    require_no_strays,
+    require_same,
+)
 from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
 from dynaquant_core.memory.samo.slots import Slot, buckets_of, masters_of
@@ -42,6 +49,8 @@ class Engine:
     Attributes:
         slots: one a trained parameter.
         temporary: bytes of the copy that the last expansion made.
+        loaded: dense values of layers that lost some to their mask when they were written to, until the next
+            step: if an optimizer's state with another mask comes next, they are what its layers begin with.
         skipped: steps left out because a scaled gradient was not finite.
         syncing: whether backward passes average over the ranks.
     """
@@ -59,10 +68,11 @@ class Engine:
     ) -> None:
         self.model, self.optimizer, self.dtype = model, optimizer, dtype
         self.skipped = self.temporary = 0
+        self.loaded: dict[str, Tensor] = {}
         self.syncing = True
         self._skips = loss_scale is not None
         parameters = names_of(model)
-        copies = dtype != torch.float32 or loss_scale is not None
+        self._copies = copies = dtype != torch.float32 or loss_scale is not None
         trained = {name: parameters[name] for name in names}
         self.slots, self.masters = masters_of(trained, masks, copies=copies)
         self._cast = Cast(model, dtype)
@@ -85,8 +95,12 @@ class Engine:
                 hook = partial(_on_gradient, weakref.ref(self), place)
                 self._handles.append(param.register_post_accumulate_grad_hook(hook))
 
-    def remove(self) -> None:
-        """Hooks off; model and optimizer dense again, in their own dtypes, zeros where it is pruned."""
+    def remove(self, *, ending: bool = True) -> None:
+        """Hooks off; model and optimizer dense again, zeros where it is pruned.
+
+        Args:
+            ending: moments get the dtypes of the model's own parameters; False: another engine comes next.
+        """
         for handle in self._handles:
             handle.remove()
         self._zeroing.undo()
@@ -95,7 +109,16 @@ class Engine:
             for slot in self.slots:
                 if not slot.own:
                     slot.spread(slot.master, slot.param)
-        swap_out(self.optimizer, self.slots)
+        swap_out(self.optimizer, self.slots, own_dtype=ending)
+
+    @torch.no_grad()
+    def take_over(self, former: Engine) -> None:
+        """theta32 with all the bits that it had in another engine, where nothing was pruned there."""
+        whole = {slot.name: slot.master for slot in former.slots if not slot.own and slot.index is None}
+        for slot in self.slots:
+            if not slot.own and slot.name in whole:
+                slot.master.data.copy_(slot.gather(whole[slot.name]))
+        self.expand()
 
     @torch.no_grad()
     def expand(self) -> None:
@@ -112,7 +135,7 @@ class Engine:
                     self.temporary += halves[dtype].untyped_storage().nbytes()
                 view = halves[dtype][offset : offset + slot.kept]
                 slot.spread(view.view(slot.master.shape), slot.param)
-        self._versions = [(slot.param._version, slot.master._version) for slot in self.slots]
+        self._versions = {slot: (slot.param._version, slot.master._version) for slot in self.slots}
 
     def follow_model(self) -> None:
         """theta32 follows what was loaded into the model, keeping its bits where theta16 did not change.
@@ -128,9 +151,10 @@ class Engine:
         A part's ``load_state_dict``, clipped or averaged weights: a dense training goes on from those, and
         here the next step would undo them.  Where theta32 was written to as well, it counts.
         """
+        require_layout(self.model, self.slots)
         written = [
             slot
-            for slot, (half, full) in zip(self.slots, self._versions, strict=True)
+            for slot, (half, full) in self._versions.items()
             if not slot.own and slot.param._version != half and slot.master._version == full
         ]
         if written:
@@ -138,47 +162,20 @@ class Engine:
 
     @torch.no_grad()
     def _follow(self, slots: list[Slot]) -> None:
-        self.require_same()
+        require_same(self.model, self.slots)
         for slot in slots:
             loaded, expected = slot.gather(slot.param), slot.master.to(slot.param.dtype)
+            self._remember(slot, loaded)
             slot.master.copy_(torch.where(loaded == expected, slot.master, loaded.to(torch.float32)))
         self.expand()
 
-    def require_same(self) -> None:
-        """Raises StateMismatchError where parameters were replaced, cast or moved behind our back."""
-        parameters = names_of(self.model)
-        for slot in self.slots:
-            gradient, now = slot.gradient, parameters.get(slot.name)
-            if now is not slot.param:
-                raise StateMismatchError(
-                    f"samo: parameter {slot.name!r} was replaced after wrap "
-                    "(load_state_dict(assign=True)?); load "
-                    "in place, or wrap again after unwrap."
-                )
-            if gradient is not None and (gradient.dtype, gradient.device) != (now.dtype, now.device):
-                raise StateMismatchError(
-                    f"samo: parameter {slot.name!r} was {gradient.dtype} on {gradient.device} when "
-                    "wrapped and is "
-                    f"{now.dtype} on {now.device}; move and cast the model before samo.wrap."
-                )
-
-    def _require_known(self) -> None:
-        """Raises StateMismatchError where something is trained now that was not when the model was wrapped.
-
-        In plain float32 it trains as it would anyway; else its gradient would be scaled, or each rank's own.
-        """
-        if self.dtype == torch.float32 and not self._skips and self._reducer is None:
+    def _remember(self, slot: Slot, kept: Tensor) -> None:
+        """Keeps what expanding is about to zero; where theta32 are copies, a state has them of all layers."""
+        if self._copies or slot.index is None or slot.param._version == self._versions[slot][0]:
             return
-        known = {slot.master for slot in self.slots}
-        held = [one for group in self.optimizer.param_groups for one in group["params"]]
-        strange = {one for one in held if one.requires_grad and one.grad is not None} - known
-        if strange:
-            names = [name for name, one in names_of(self.model).items() if one in strange]
-            raise StateMismatchError(
-                "samo: trained now, but frozen or not in the optimizer when the model was wrapped: "
-                f"{', '.join(map(repr, names[:5])) or 'parameters of another model'}; nothing was stepped; "
-                "unwrap(), then wrap model and optimizer as they are now."
-            )
+        self.loaded.pop(slot.name, None)
+        if int(slot.param.count_nonzero()) > int(kept.count_nonzero()):
+            self.loaded[slot.name] = slot.param.detach().clone()
 
     def _reducing(self, group: dist.ProcessGroup) -> Reducer:
         return Reducer(self.buckets, group, load=self._collector.load, deliver=self._collector.deliver)
@@ -195,7 +192,9 @@ class Engine:
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Judges the gradients; those of a closure when they have been made, at expanded weights."""
+        require_same(self.model, self.slots)
         self.follow_writes()
+        self.loaded.clear()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._judge()
@@ -215,8 +214,9 @@ class Engine:
     @torch.no_grad()
     def _judge(self) -> None:
         """Refuses gradients that are not finite, or drops them where the loss is scaled."""
-        self.require_same()
-        self._require_known()
+        require_no_strays(self.slots)
+        if self._copies or self._reducer is not None:  # else what is new trains as it would anyway
+            require_known(self.model, self.optimizer, self.slots)
         if self._reducer is not None:
             self._reducer.require_done()
         if getattr(self.optimizer, "found_inf", None) is not None:
@@ -229,21 +229,14 @@ class Engine:
             return
         if not self._skips:
             raise GradientError(
-                f"samo: the gradient of {self._culprit()!r} holds NaN or infinity; nothing was stepped; "
-                "lower the "
-                "learning rate, or scale the loss (torch.amp.GradScaler, or loss_scale= of samo.wrap)."
+                f"samo: the gradient of {culprit(self.slots)!r} holds NaN or infinity; nothing was stepped; "
+                "lower the learning rate, or scale the loss "
+                "(torch.amp.GradScaler, or loss_scale= of samo.wrap)."
             )
         for one in held:
             one.grad = None
         self.skipped += 1
         logger.warning("samo: a gradient overflowed; the step is left out (%d so far)", self.skipped)
-
-    def _culprit(self) -> str:
-        for slot in self.slots:
-            gradient = slot.master.grad
-            if gradient is not None and not bool(torch.isfinite(gradient).all()):
-                return slot.name
-        return "a parameter that is not the model's"
 
 
 def _on_gradient(engine: weakref.ref[Engine], place: int, _: Tensor) -> None:

@@ -31,7 +31,10 @@ def names_of(model: nn.Module) -> dict[str, nn.Parameter]:
 def prunable(
     model: nn.Module, names: Iterable[str], *, dense: Sequence[str] = (), embeddings: bool = False
 ) -> list[str]:
-    """Names of the parameters that a pruner may prune: trained, of two dimensions and more.
+    """Names of the parameters that a pruner may prune: trained, and no vectors.
+
+    A vector has one dimension of more than one element at most, as a norm's weight, the lengths of a weight
+    norm (32, 1), a layer's scale (32, 1, 1) and a class token (1, 1, 32): its values stand for whole rows.
 
     Args:
         model: the model.
@@ -51,7 +54,7 @@ def prunable(
     return [
         name
         for name in names
-        if parameters[name].dim() >= 2
+        if sum(size > 1 for size in parameters[name].shape) >= 2
         and parameters[name].dtype in _FLOATS
         and (embeddings or parameters[name] not in tables)
         and not any(matches(alias, dense) for alias in aliases[parameters[name]])

@@ -28,6 +28,7 @@ __all__ = [
     "is_whole",
     "like_memory",
     "mask_of",
+    "memory_order",
 ]
 
 #: Elements that an int32 index can number.
@@ -58,6 +59,17 @@ def is_whole(tensor: Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def memory_order(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, strides of the dimensions of more than one element): the same where a flat view is the same.
+
+    Example:
+        >>> memory_order(torch.zeros(4, 1, 6)) == memory_order(torch.zeros(4, 6, 1).transpose(1, 2))
+        True
+    """
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(tensor.shape), tuple(stride for size, stride in strides if size > 1)
 
 
 def flat_view(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from dynaquant_core.memory.samo.places import compress, expand, flat_view, index_of, like_memory
+from dynaquant_core.memory.samo.places import compress, expand, flat_view, index_of, like_memory, memory_order
 
 __all__ = ["BUCKET_BYTES", "Bucket", "Masters", "Slot", "buckets_of", "masters_of"]
 
@@ -36,6 +36,7 @@ class Slot:
             pruned; the parameter itself where it needs no copy of its own (`own`).
         gradient: grad16, a view into a bucket, of the parameter's dtype and the master's shape; None where
             autograd's own gradient serves.
+        order: of the parameter's memory, which the index counts in.
     """
 
     name: str
@@ -43,6 +44,10 @@ class Slot:
     index: Tensor | None
     master: nn.Parameter
     gradient: Tensor | None = None
+    order: tuple[tuple[int, ...], tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = memory_order(self.param)
 
     @property
     def own(self) -> bool:

@@ -128,12 +128,17 @@ def _require_same(layer: Mapping[str, Any], slot: Slot | None) -> None:
         )
     now = _short(slot.param.dtype), list(slot.param.shape), list(slot.param.stride())
     was = layer["dtype"], list(layer["shape"]), list(layer["stride"])
-    if was != now:
+    if was[:2] != now[:2] or _long(was[1], was[2]) != _long(now[1], now[2]):
         raise StateMismatchError(
             f"samo: layer {slot.name!r} was {was[0]} {was[1]} with strides {was[2]} and is {now[0]} "
             f"{now[1]} with "
             f"strides {now[2]}; build and wrap the model as it was then. Nothing was restored."
         )
+
+
+def _long(shape: list[int], strides: list[int]) -> list[int]:
+    """Strides of dimensions of more than one element, which say in which order memory runs."""
+    return [stride for size, stride in zip(shape, strides, strict=True) if size > 1]
 
 
 def _mask(layer: Mapping[str, Any], slot: Slot) -> Tensor:

@@ -78,23 +78,47 @@ def _require_state(name: str, parameter: Tensor, entry: Mapping[str, Any]) -> No
 def swap_in(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
     """Puts each slot's master in its parameter's place, with the state that it has at the places kept."""
     for slot in slots:
-        if not slot.own:
-            entry = _replace(optimizer, slot.param, slot.master)
-            for key, value in entry.items():
-                if _is_full(value, slot.param):
-                    entry[key] = slot.gather(value).clone()
+        if slot.own:
+            _recast(optimizer, slot.param)
+            continue
+        entry = _replace(optimizer, slot.param, slot.master)
+        for key, value in entry.items():
+            if _is_full(value, slot.param):
+                kept = slot.gather(value)
+                entry[key] = kept.to(_dtype(kept, slot.master), copy=True)
 
 
-def swap_out(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
-    """Undoes `swap_in`: dense state, zero where weights are pruned."""
+def swap_out(optimizer: Optimizer, slots: Iterable[Slot], *, own_dtype: bool = True) -> None:
+    """Undoes `swap_in`: dense state, zero where weights are pruned.
+
+    With ``own_dtype`` moments get their parameter's dtype, as torch's optimizers have them; else they keep
+    all bits, for a `swap_in` that follows.
+    """
     for slot in slots:
-        if not slot.own:
-            entry = _replace(optimizer, slot.master, slot.param)
-            for key, value in entry.items():
-                if _is_full(value, slot.master):
-                    dense = torch.zeros_like(slot.param, dtype=value.dtype)
-                    slot.spread(value, dense)
-                    entry[key] = dense
+        if slot.own:
+            if own_dtype:
+                _recast(optimizer, slot.param)
+            continue
+        entry = _replace(optimizer, slot.master, slot.param)
+        for key, value in entry.items():
+            if _is_full(value, slot.master):
+                dtype = _dtype(value, slot.param) if own_dtype else value.dtype
+                dense = torch.zeros_like(slot.param, dtype=dtype)
+                slot.spread(value, dense)
+                entry[key] = dense
+
+
+def _recast(optimizer: Optimizer, parameter: nn.Parameter) -> None:
+    """Gives moments the dtype that their parameter has got."""
+    entry = _replace(optimizer, parameter, parameter)
+    for key, value in entry.items():
+        if _is_full(value, parameter):
+            entry[key] = value.to(_dtype(value, parameter))
+
+
+def _dtype(value: Tensor, parameter: Tensor) -> torch.dtype:
+    """Of a moment of the parameter; counts and flags keep theirs."""
+    return parameter.dtype if value.is_floating_point() else value.dtype
 
 
 def moments_of(optimizer: Optimizer, slot: Slot) -> list[Tensor]:

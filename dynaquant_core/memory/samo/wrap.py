@@ -17,8 +17,10 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.memory.marker import MARK, is_compressed
 from dynaquant_core.memory.samo.early_bird import EarlyBird
 from dynaquant_core.memory.samo.engine import Engine
+from dynaquant_core.memory.samo.guard import require_layout
 from dynaquant_core.memory.samo.masks import (
     Scope,
     checked_masks,
@@ -37,8 +39,6 @@ __all__ = ["Samo", "wrap"]
 
 #: The share pruned where neither a mask nor a share is given: the paper's.
 DEFAULT_SPARSITY: Final = 0.9
-
-_MARK: Final = "_dynaquant_samo"
 
 
 def wrap(
@@ -69,7 +69,8 @@ def wrap(
         pruner: "magnitude" prunes now; "early_bird", or an `EarlyBird`, when the mask has settled: call
             `Samo.end_epoch` after each epoch.
         scope: "layer": the same share of every layer; "global": one threshold for all.
-        dense: patterns of parameters that are not pruned; vectors (norms, biases) never are.
+        dense: patterns of parameters that are not pruned; vectors (norms, biases, whatever has one dimension
+            of more than one element at most) never are.
         embeddings: whether embedding tables, and heads tied to them, are pruned too.
         dtype: of the model: float16, bfloat16, or float32 (then weights equal those of masked dense training
         bit
@@ -166,7 +167,7 @@ class Samo:
         self._skipped = 0
         self.engine = Engine(model, optimizer, names, masks, **self._settings)
         for parameter in model.parameters():
-            setattr(parameter, _MARK, True)
+            setattr(parameter, MARK, True)
         module: Any = model  # torch's hook has no types
         self._handles = [
             optimizer.register_state_dict_post_hook(self._on_save),
@@ -186,7 +187,12 @@ class Samo:
         return self._skipped + self.engine.skipped
 
     def masks(self) -> dict[str, Tensor]:
-        """bool, of each pruned layer's shape, by parameter name; what `wrap` takes as ``mask``."""
+        """bool, of each pruned layer's shape, by parameter name; what `wrap` takes as ``mask``.
+
+        Raises:
+            StateMismatchError: a parameter was replaced, or lies in memory in another order than before.
+        """
+        require_layout(self.model, self.engine.slots)
         return {
             slot.name: mask_of(slot.index, slot.param) for slot in self.engine.slots if slot.index is not None
         }
@@ -236,23 +242,28 @@ class Samo:
         """Gives the dense model back in its own dtypes, pruned weights zero, and the optimizer over it.
 
         Again: does nothing.
+
+        Raises:
+            StateMismatchError: as `masks`; the model stays wrapped.
         """
         if self._ended:
             return
-        self._ended = True
         self.engine.follow_writes()
+        self._ended = True
         self.engine.remove()
         for handle in self._handles:
             handle.remove()
         for parameter in self.model.parameters():
-            if hasattr(parameter, _MARK):
-                delattr(parameter, _MARK)
+            if hasattr(parameter, MARK):
+                delattr(parameter, MARK)
 
     def _again(self, masks: Mapping[str, Tensor]) -> None:
         """The same training under other masks."""
-        self._skipped += self.engine.skipped
-        self.engine.remove()
+        former = self.engine
+        self._skipped += former.skipped
+        former.remove(ending=False)
         self.engine = Engine(self.model, self.optimizer, self._names, masks, **self._settings)
+        self.engine.take_over(former)
 
     def _on_save(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         self.engine.follow_writes()
@@ -262,6 +273,8 @@ class Samo:
     @torch.no_grad()
     def _on_load(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         stored = from_state(self.engine, state)
+        self.engine.follow_writes()
+        loaded = self.engine.loaded
         if self._bird is not None and stored.pruner is not None:
             self._bird.load_state_dict(stored.pruner)
         if not _same(stored.masks, self.masks()):
@@ -270,6 +283,9 @@ class Samo:
         for slot in self.engine.slots:
             if not slot.own:
                 slot.master.data.copy_(stored.theta32[slot.name])
+            elif slot.name in loaded:  # it has no mask there, and its weights were the model's to load
+                slot.param.copy_(loaded[slot.name])
+        loaded.clear()
         self.engine.expand()
         return numbered(state)
 
@@ -286,7 +302,7 @@ def _require(model: nn.Module, optimizer: Optimizer) -> list[str]:
     )
     parameters = names_of(model)
     require(
-        not any(hasattr(parameter, _MARK) for parameter in parameters.values()),
+        not is_compressed(model),
         "samo: the model is wrapped already; call unwrap() of its handle first.",
     )
     names = require_optimizer(optimizer, parameters)

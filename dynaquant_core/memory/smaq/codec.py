@@ -2,7 +2,8 @@
 
 Guarantee, for z = (x - mean) / std and the default SmaQ(6, 8): |error| < 2 std / 31 where |z| <= 1 and
 < std / 63 where 1 < |z| <= 2, up to roundings to float32 and to the tensor's dtype; beyond 2 the value is
-clamped to it.  Rounding is stochastic: each value that is not clamped is right on average to 2^-15 of a gap.
+clamped to it.  Rounding is stochastic: each value that is not clamped is right on average to 2^-15 of a gap,
+also where decoded values are kept from going below a tensor's lowest.
 In other widths and walls the bounds are `Levels.bounds`.
 """
 
@@ -21,7 +22,7 @@ from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.memory.smaq import cpu_path, torch_path, zeros
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
 from dynaquant_core.memory.smaq.format import require_floating, require_generator
-from dynaquant_core.memory.smaq.levels import Floats, Levels
+from dynaquant_core.memory.smaq.levels import Floats, Levels, above_floor
 from dynaquant_core.memory.smaq.statistics import METHODS, Ends, Method, Statistics, ends_of, measure
 
 __all__ = ["PackedCodes", "SmaQ"]
@@ -228,6 +229,8 @@ class SmaQ:
             return Survey(flat, mask, Statistics.of(ends.low, 0.0), None)
         if given is None or given.std == 0:
             given = measure(flat, ends, self.statistics, self.sample, generator)
+        if floor is not None:
+            flat = above_floor(flat, self.levels, given.mean, given.std, floor)
         return Survey(flat, mask, given, floor)
 
     def _logarithms(self, flat: Tensor, ends: Ends) -> tuple[Tensor, Ends, None]:

@@ -29,7 +29,7 @@ class Tally:
 
     Args:
         tensors: how many.
-        raw_bytes, stored_bytes: before and after.
+        raw_bytes, stored_bytes: before and after; before, of saved maps: the memory that they lie in, once.
         not_finite: tensors left as they were for NaN or infinity.
     """
 
@@ -64,15 +64,17 @@ class Coder:
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether a tensor is one to code."""
-        return tensor.dtype in FLOATS and tensor.layout == torch.strided and tensor.numel() >= self.smallest
+        dense = tensor.dtype in FLOATS and tensor.layout == torch.strided and not tensor.is_nested
+        return dense and tensor.numel() >= self.smallest
 
-    def pack(self, tensor: Tensor, role: str, place: str) -> Packed | None:
+    def pack(self, tensor: Tensor, role: str, place: str, raw: int | None = None) -> Packed | None:
         """A tensor in few bytes; None where it is left alone.
 
         Args:
             tensor: any.
             role: that it is counted under.
             place: what its statistics are remembered under.
+            raw: bytes that it takes unpacked; None: its own.
         """
         if not self.takes(tensor):
             return None
@@ -84,7 +86,7 @@ class Coder:
                 self._tally(role).not_finite += 1
                 return None
             self._remember(where, packed.statistics)
-            self._count(role, tensor, packed.nbytes)
+            self._count(role, tensor.nbytes if raw is None else raw, packed.nbytes)
             return packed
 
     def settle(self, tensor: Tensor, role: str, place: str, form: Format | None = None) -> Tensor | None:
@@ -100,7 +102,7 @@ class Coder:
                 self._tally(role).not_finite += 1
                 return None
             self._remember(where, found)
-            self._count(role, tensor, stored)
+            self._count(role, tensor.nbytes, stored)
             return settled
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,8 +167,8 @@ class Coder:
     def _tally(self, role: str) -> Tally:
         return self.tallies.setdefault(role, Tally())
 
-    def _count(self, role: str, tensor: Tensor, stored: int) -> None:
+    def _count(self, role: str, raw: int, stored: int) -> None:
         tally = self._tally(role)
         tally.tensors += 1
-        tally.raw_bytes += tensor.nbytes
+        tally.raw_bytes += raw
         tally.stored_bytes += stored

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dynaquant_core.config import require, require_number
 
-__all__ = ["Geometry", "Levels"]
+__all__ = ["Geometry", "Levels", "above_floor"]
 
 Floats = NDArray[np.float32]
 
@@ -116,3 +118,38 @@ class Levels:
         largest = float(np.finfo(np.float32).max)
         found = [mean + std * z for z in (inner, np.concatenate((side, -side)))]
         return tuple(table.clip(-largest, largest).astype(np.float32) for table in found)  # type: ignore[return-value]
+
+
+def above_floor(values: Tensor, levels: Levels, mean: float, std: float, floor: float) -> Tensor:
+    """Values for a decoder that lifts what is below ``floor`` to it: drawn from these, they are unbiased.
+
+    The lifted level and the one above it are nearer to each other than the two that a draw is between.  So
+    values in that gap are spread over all of it, in proportion: then the chance of the upper one is right for
+    the two that are decoded.  The others stay as they are.
+
+    Args:
+        values: floating[n], none below ``floor``.
+        levels: where the levels lie.
+        mean: what they are relative to.
+        std: in what they are measured.
+        floor: no decoded value is below it.
+
+    Returns:
+        float32[n], or ``values``, where no value lies in a gap that is cut.
+
+    Example:
+        >>> found = above_floor(torch.tensor([0.5, 0.75, 3.0]), Levels(2, 3, limit=3.0), 0.0, 1.0, 0.5)
+        >>> found.tolist()
+        [-1.0, 0.0, 3.0]
+    """
+    edges = np.unique(np.concatenate(levels.tables(mean, std)))
+    place, lowest = int(np.searchsorted(edges, np.float32(floor))), np.float32(floor)
+    if place in (0, edges.size) or edges[place] == lowest:
+        return values
+    below, above = edges[place - 1], edges[place]
+    with np.errstate(over="ignore"):
+        stretch = (above - below) / (above - lowest)
+    if not np.isfinite(stretch):
+        return values
+    spread = (values.float() - float(lowest)).mul_(float(stretch)).add_(float(below))
+    return torch.minimum(spread, values.float())  # above the gap a value is less than what it would become

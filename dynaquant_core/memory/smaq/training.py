@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice
+from dynaquant_core.memory.marker import is_compressed
 from dynaquant_core.memory.smaq.around_step import attach_step
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.format import Format, require_generator
@@ -46,7 +47,8 @@ class Handle:
         Returns:
             For each role that was met ("saved", "map", "gradient map", "gradient", "weight", "state") the
             counts of `Tally` and ``benefit``, raw over stored bytes; under "memory" the bytes of packed
-            feature maps: ``live`` and ``peak``, and ``live_raw`` and ``peak_raw``, unpacked.
+            feature maps: ``live`` and ``peak``, and ``live_raw`` and ``peak_raw``, what autograd would hold:
+            the memory behind them, each piece once however many saved tensors look at it.
         """
         found: dict[str, Any] = {}
         for role, tally in self._coder.tallies.items():
@@ -156,7 +158,9 @@ def apply(
         The handle: `Handle.remove`, or ``with``, ends it.
 
     Raises:
-        ConfigError: an argument is of the wrong type or out of range; model or optimizer are coded already.
+        ConfigError: an argument is of the wrong type or out of range; model or optimizer are coded already,
+            or a part of the model, or what it is a part of; weights are to be coded of a model that is under
+            `samo.wrap`.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -184,6 +188,11 @@ def apply(
     coder = Coder(make_format(format), stream, reuse, smallest)
     subjects = [model, *(optimizers.values() if around else ())]
     _require_free(subjects)
+    require(
+        not (weights and is_compressed(model)),
+        "SmaQ: the model is under samo.wrap, which writes weights from vectors of its own, so it would go on "
+        "with uncoded ones; call smaq.apply before samo.wrap, or give weights=False.",
+    )
     saved = SavedMaps(model, coder) if feature_maps == "saved" else None
     hooks = [] if saved is None else saved.attach()
     if feature_maps == "inline" or gradient_maps:
@@ -231,4 +240,12 @@ def _require_free(subjects: list[Any]) -> None:
         require(
             subject not in _applied,
             f"SmaQ: this {type(subject).__name__} is coded already; remove() the first apply()'s handle.",
+        )
+    model = subjects[0]
+    for other in [one for one in _applied if isinstance(one, nn.Module)]:
+        nested = other in set(model.modules()) or model in set(other.modules())
+        require(
+            not nested,
+            f"SmaQ: this {type(model).__name__} and a {type(other).__name__} that is coded already are one "
+            f"inside of the other; code the outer one only, or remove() the first apply()'s handle.",
         )

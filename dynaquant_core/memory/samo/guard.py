@@ -1,0 +1,101 @@
+"""What is refused before anything is written: a model that was changed, gradients that nobody would see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from dynaquant_core.errors import GradientError, StateMismatchError
+from dynaquant_core.memory.samo.masks import names_of
+from dynaquant_core.memory.samo.places import memory_order
+from dynaquant_core.memory.samo.slots import Slot
+
+__all__ = ["culprit", "require_known", "require_layout", "require_no_strays", "require_same"]
+
+
+def require_layout(model: nn.Module, slots: Iterable[Slot]) -> None:
+    """Refuses parameters that were replaced, or that lie in memory in another order than when wrapped.
+
+    A layer's index counts places in memory: in another order it would name other weights.
+
+    Raises:
+        StateMismatchError: one was.
+    """
+    parameters = names_of(model)
+    for slot in slots:
+        now = parameters.get(slot.name)
+        if now is not slot.param:
+            raise StateMismatchError(
+                f"samo: parameter {slot.name!r} was replaced after wrap "
+                "(load_state_dict(assign=True)?); load in place, or build model and optimizer anew and wrap "
+                "them."
+            )
+        if not slot.own and memory_order(now) != slot.order:
+            (shape, strides), (new_shape, new_strides) = slot.order, memory_order(now)
+            raise StateMismatchError(
+                f"samo: parameter {slot.name!r} had shape {list(shape)} and strides {list(strides)} when "
+                f"wrapped and has {list(new_shape)} and {list(new_strides)} now (dimensions of one element "
+                "apart); nothing was written; undo that, or choose a memory format before samo.wrap."
+            )
+
+
+def require_same(model: nn.Module, slots: Iterable[Slot]) -> None:
+    """The same, and no parameter was cast or moved behind our back.
+
+    Raises:
+        StateMismatchError: one was.
+    """
+    slots = list(slots)
+    require_layout(model, slots)
+    for slot in slots:
+        gradient, now = slot.gradient, slot.param
+        if gradient is not None and (gradient.dtype, gradient.device) != (now.dtype, now.device):
+            raise StateMismatchError(
+                f"samo: parameter {slot.name!r} was {gradient.dtype} on {gradient.device} when wrapped "
+                f"and is {now.dtype} on {now.device}; move and cast the model before samo.wrap."
+            )
+
+
+def require_known(model: nn.Module, optimizer: Optimizer, slots: Iterable[Slot]) -> None:
+    """Refuses gradients of what was not trained when the model was wrapped.
+
+    Raises:
+        StateMismatchError: there is one; it would be scaled, or each rank's own.
+    """
+    known = {slot.master for slot in slots}
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    strange = {one for one in held if one.requires_grad and one.grad is not None} - known
+    if strange:
+        names = [name for name, one in names_of(model).items() if one in strange]
+        raise StateMismatchError(
+            "samo: trained now, but frozen or not in the optimizer when the model was wrapped: "
+            f"{', '.join(map(repr, names[:5])) or 'parameters of another model'}; nothing was stepped; "
+            "unwrap(), then wrap model and optimizer as they are now."
+        )
+
+
+def require_no_strays(slots: Iterable[Slot]) -> None:
+    """Refuses gradients that were written into the model: those of backward do not stay there.
+
+    Raises:
+        GradientError: there is one; a step would go without it.
+    """
+    strays = [slot.name for slot in slots if not slot.own and slot.param.grad is not None]
+    if strays:
+        raise GradientError(
+            f"samo: .grad of {', '.join(map(repr, strays[:5]))} was written into the model, where the "
+            "optimizer does not look; nothing was stepped; write it, compressed, into .grad of the tensors "
+            "of handle.parameters(), or call backward."
+        )
+
+
+def culprit(slots: Iterable[Slot]) -> str:
+    """The name of a parameter whose gradient is not finite."""
+    for slot in slots:
+        gradient = slot.master.grad
+        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+            return slot.name
+    return "a parameter that is not the model's"

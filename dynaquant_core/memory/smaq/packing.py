@@ -1,0 +1,172 @@
+"""One forward pass: what autograd saves in it is packed, each run of memory once.
+
+Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
+log-probabilities, and what `Coder.takes` does not take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
+from dynaquant_core.memory.smaq.memory_layout import View, flat_run
+from dynaquant_core.memory.smaq.places import place_of_call
+
+__all__ = ["Forward", "address", "tensors_of"]
+
+#: How far from 1 the sum of a row's probabilities may be, their logarithms being of half precision.
+NEAR = 0.05
+
+
+@dataclass(slots=True)
+class Known:
+    """What was packed of one storage.
+
+    Args:
+        record: of the storage.  A weak reference keeps the record, not the memory, until the forward pass is
+            over; so another storage at the same address is another one.
+        memory: as it is counted.
+        runs: (dtype, version, which run of it, packed): the version changes when a tensor is written to.
+    """
+
+    record: StorageWeakRef
+    memory: ReferenceType[Memory] | None = None
+    runs: list[tuple[torch.dtype, int, Any, ReferenceType[Run]]] = field(default_factory=list)
+
+
+class Forward:
+    """What one forward pass has packed so far, and what it leaves alone.
+
+    Args:
+        model: whose parameters and buffers are left alone.
+        batch: a tree of tensors that are left alone as well.
+        coder: how.
+        ledger: what counts the bytes.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, coder: Coder, ledger: Ledger) -> None:
+        self.model, self.coder, self.ledger = model, coder, ledger
+        self.spared = {address(tensor) for tensor in model.parameters()}
+        self.spared |= {address(tensor) for tensor in model.buffers()}
+        self.spared |= {address(tensor) for tensor in tensors_of(batch)}
+        self.known: dict[int, Known] = {}
+        self.counts: Counter[str] = Counter()
+
+    @cached_property
+    def names(self) -> dict[nn.Module, str]:
+        """The model's modules by name."""
+        return {module: name for name, module in self.model.named_modules()}
+
+    def hooks(self) -> AbstractContextManager[Any]:
+        """What autograd is told."""
+        return torch.autograd.graph.saved_tensors_hooks(self.pack, unpack)
+
+    def pack(self, tensor: Tensor) -> Any:
+        """A saved tensor as (run, view); where it is left alone as another view of its memory.
+
+        Not as itself: an operation that saves its own output would hold it in a cycle through the graph that
+        no collector sees, and a forward pass without a backward one (a batch that is skipped) would never be
+        freed.
+        """
+        if not self.coder.takes(tensor) or type(tensor) not in (Tensor, nn.Parameter):
+            return Kept.of(tensor)
+        if address(tensor) in self.spared or is_log_probabilities(tensor):
+            return Kept.of(tensor)
+        record = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        known = self.known.setdefault(record.cdata, Known(record))
+        packed = covering(known, tensor) or self._packed(known, tensor)
+        return Kept.of(tensor) if packed is None else packed
+
+    def _packed(self, known: Known, tensor: Tensor) -> tuple[Run, View] | None:
+        """Packs the run of memory that a tensor looks at."""
+        with torch.no_grad():
+            flat, view = flat_run(tensor)
+        storage = tensor.untyped_storage()
+        memory = known.memory and known.memory()
+        raw = 0 if memory else storage.nbytes()
+        packed = self.coder.pack(flat, "saved", self._place(), raw)
+        if packed is None:
+            return None
+        run = Run(packed, memory or Memory(raw, self.ledger), self.ledger)
+        shared = flat.untyped_storage().data_ptr() == storage.data_ptr()
+        where = (flat.storage_offset(), flat.numel()) if shared else look(tensor)
+        known.memory = ref(run.memory)
+        known.runs.append((tensor.dtype, tensor._version, where, ref(run)))
+        return run, view
+
+    def _place(self) -> str:
+        """What statistics are remembered under: known by the call, and counted where it comes again."""
+        place = place_of_call(self.names) if self.coder.reuse else ""
+        self.counts[place] += 1
+        return f"{place}/{self.counts[place]}"
+
+
+def look(tensor: Tensor) -> tuple[Any, ...]:
+    """How a tensor looks at its storage."""
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def covering(known: Known, tensor: Tensor) -> tuple[Run, View] | None:
+    """A packed run that holds all of a tensor, or a copy of just what it looks at; None: there is none yet.
+
+    So a tensor that several nodes save is packed once, and slices of a packed tensor with it.
+    """
+    shape, stride, first = look(tensor)
+    last = first + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    for dtype, version, where, reference in known.runs:
+        run = reference()
+        if run is None or (dtype, version) != (tensor.dtype, tensor._version):
+            continue
+        if where == (shape, stride, first):
+            with torch.no_grad():
+                return run, flat_run(tensor)[1]
+        if len(where) == 2 and where[0] <= first and last < where[0] + where[1]:
+            return run, View(shape, stride, first - where[0])
+    return None
+
+
+def is_log_probabilities(tensor: Tensor) -> bool:
+    """Whether a tensor is what a cross-entropy inside of the model saves, by its first column or row.
+
+    Its backward takes exp(value) - 1 at the labels: a value near zero that is clamped to two deviations from
+    the mean gives confident predictions the gradient of wrong ones, and training goes astray.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 9.0], [-9.0, 1.0]])
+        >>> is_log_probabilities(logits.log_softmax(1)), is_log_probabilities(logits)
+        (True, False)
+    """
+    for dimension in {min(1, tensor.dim() - 1), tensor.dim() - 1}:
+        one = tensor.detach()[tuple(slice(None) if at == dimension else 0 for at in range(tensor.dim()))]
+        high, total = torch.stack([one.max().float(), one.float().exp().sum()]).tolist()
+        if one.numel() > 1 and high <= 0 and abs(total - 1) < NEAR:
+            return True
+    return False
+
+
+def address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 where it has none of its own (sparse, jagged)."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def tensors_of(tree: Any) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists and mappings."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from tensors_of(item)
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from tensors_of(item)

@@ -1,0 +1,58 @@
+"""One rank of a data-parallel run under SmaQ.
+
+``python -m tests.memory.smaq_ranks STORE RANK RANKS OUT ACT...`` writes what it saw into OUT.
+"""
+
+import hashlib
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from dynaquant_core.memory import smaq
+from tests.memory.nets import mlp, rows, train
+
+
+def digest(model, optimizer):
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().numpy().tobytes())
+        for value in optimizer.state[parameter].values():
+            found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def life(rank, which):
+    """Six steps on batches of the rank's own; the handle is put on DDP or on the module inside of it."""
+    module = mlp(seed=rank)  # the first rank's weights count
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with smaq.apply(model if which == "ddp" else module, optimizer) as handle:
+        losses = [train(model, optimizer, rows(10 * (step % 2) + rank)) for step in range(6)]
+        report = handle.report()
+    weights = module[0].weight.detach()
+    return {
+        "digest": digest(module, optimizer),
+        "levels": weights.unique().numel(),
+        "benefit": report["saved"]["benefit"],
+        "roles": sorted(set(report) - {"memory"}),
+        "losses": losses,
+    }
+
+
+def main(store, rank, ranks, out, *acts):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=90)
+    )
+    told = {act: life(rank, act) for act in acts}
+    Path(out).write_text(json.dumps(told), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -1,0 +1,114 @@
+"""What SAMO refuses because it would go wrong in silence: another order of memory, gradients nobody sees."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from dynaquant_core.errors import GradientError, StateMismatchError
+from dynaquant_core.memory import samo
+from tests.memory.samo_nets import conv, gpt, loss_of
+
+
+def wrapped(model, lr=0.0, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return optimizer, samo.wrap(model, optimizer, **({"sparsity": 0.5, "dtype": torch.float32} | options))
+
+
+def channels_last(model):
+    model.to(memory_format=torch.channels_last)
+
+
+def contiguous(model):
+    weight = model.body[3].weight
+    weight.data = weight.data.contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", [channels_last, contiguous])
+def test_another_order_of_memory_is_refused_before_anything_is_written(change, dtype):
+    """The index counts places in memory: in another order the step would scatter weights over the layer."""
+    model = conv()
+    if change is contiguous:
+        channels_last(model)
+    optimizer, handle = wrapped(model, dtype=dtype)
+    before = copy.deepcopy(model.state_dict())
+    change(model)
+    loss_of(model, 0).backward()
+    with_closure = partial(optimizer.step, partial(loss_of, model, 0))
+    for act in (optimizer.step, with_closure, optimizer.state_dict, handle.masks, handle.unwrap):
+        with pytest.raises(
+            StateMismatchError, match=r"had shape .* when wrapped and has .*nothing was written"
+        ):
+            act()
+    model.to(memory_format=torch.channels_last if change is contiguous else torch.contiguous_format)
+    optimizer.step()  # undone, it goes on
+    weights = {name: one for name, one in model.state_dict().items() if "running" not in name}
+    assert all(torch.equal(one, before[name]) for name, one in weights.items() if "tracked" not in name)
+    handle.unwrap()
+
+
+def test_strides_of_dimensions_of_one_element_say_nothing():
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Flatten(), nn.Linear(8, 4))
+    optimizer, _ = wrapped(model)
+    before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    channels_last(model)
+    model(torch.randn(2, 8, 1, 1)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(state)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_gradient_written_into_the_model_is_refused_and_one_for_the_handle_steps(dtype):
+    model = nn.Linear(8, 4)
+    optimizer, handle = wrapped(model, lr=1.0, dtype=dtype)
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.ones_like(model.weight)
+    with pytest.raises(GradientError, match=r"'weight' was written into the model.*handle.parameters\(\)"):
+        optimizer.step()
+    assert torch.equal(model.weight, before)
+    model.weight.grad = None
+    compressed = next(iter(handle.parameters()))
+    compressed.grad = torch.ones_like(compressed)
+    optimizer.step()
+    mask = handle.masks()["weight"]
+    assert torch.equal(model.weight, torch.where(mask, before - 1, before).to(dtype))
+
+
+def test_what_backward_and_accumulation_leave_in_the_model_is_no_such_gradient():
+    model = gpt()
+    optimizer, _ = wrapped(model, lr=0.1, dtype=torch.bfloat16)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    loss = loss_of(model, 0)
+    loss.backward(retain_graph=True)
+    loss.backward(inputs=trained)
+    model.zero_grad(set_to_none=False)
+    optimizer.zero_grad(set_to_none=False)
+    torch.autograd.grad(loss_of(model, 1), trained)
+    for _ in range(2):
+        loss_of(model, 2).backward()
+    optimizer.step()
+
+
+class Vectors(nn.Module):
+    """Vectors in the shape of matrices: a class token, a layer's scale, the lengths of a weight norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 32))
+        self.scale = nn.Parameter(torch.randn(32, 1, 1))
+        self.one = nn.Parameter(torch.randn(1, 1))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))
+        self.positions = nn.Parameter(torch.randn(1, 16, 32))
+
+
+def test_vectors_in_the_shape_of_matrices_stay_whole():
+    model = Vectors()
+    _, handle = wrapped(model, sparsity=0.9)
+    assert set(handle.masks()) == {"normed.parametrizations.weight.original1", "positions"}
+    handle.unwrap()
+    mask = {"scale": torch.arange(32).view(32, 1, 1) < 8}  # who wants it otherwise says so
+    assert wrapped(model, sparsity=None, mask=mask)[1].masks()["scale"].sum() == 8

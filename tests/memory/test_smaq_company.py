@@ -1,0 +1,235 @@
+"""SmaQ beside what else a training does: penalties on gradients, checkpointing, autocast, SAMO, skips."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.memory import samo, smaq
+from tests.memory.nets import mlp, rows, train
+
+OFF = {
+    "feature_maps": None,
+    "gradient_maps": False,
+    "gradients": False,
+    "weights": False,
+    "optimizer_state": False,
+}
+SAVED, INLINE, GRADIENTS = (
+    OFF | one for one in ({"feature_maps": "saved"}, {"feature_maps": "inline"}, {"gradient_maps": True})
+)
+
+
+def gradients_of(model):
+    return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
+
+
+def error(found, wanted):
+    return float((found - wanted).norm() / wanted.norm())
+
+
+# -- penalties on gradients -----------------------------------------------------------------------
+
+
+def penalty(form, **switches):
+    model, inputs = mlp(act=nn.Tanh), rows()[0].requires_grad_()
+    handle = smaq.apply(model, **switches, format=form, smallest=16) if switches else None
+    (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+    (slope.norm(dim=1) - 1).square().mean().backward()
+    if handle:
+        handle.remove()
+    return {name: one.grad for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize("switches", [SAVED, INLINE, GRADIENTS])
+def test_a_penalty_on_gradients_reaches_the_weights(switches):
+    """A coded gradient without a graph would cut the second backward pass, and nobody would be told."""
+    wide = {"name": "smaq", "limit": 5.0}  # nothing is clamped, so that only rounding is left
+    plain, exact, coded = penalty(None), penalty("fp32", **switches), penalty(wide, **switches)
+    for name, wanted in plain.items():
+        assert (exact[name] is None) == (coded[name] is None) == (wanted is None)
+        if wanted is not None and wanted.count_nonzero():
+            assert torch.allclose(exact[name], wanted, rtol=1e-4, atol=1e-7)
+            assert error(coded[name], wanted) < 0.2
+
+
+# -- activation checkpointing ---------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, used):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 4)
+        self.body = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
+        self.used = used
+
+    def forward(self, inputs):
+        hidden = self.first(inputs).tanh()
+        hidden = checkpoint(self.body, hidden, use_reentrant=False) if self.used else self.body(hidden)
+        return self.last(hidden)
+
+
+def test_activation_checkpointing_inside_of_the_model():
+    """What it computes again is not packed, what it computes that from is, and training goes on."""
+    inputs, labels = rows()
+    plain = Checkpointed(False)
+    functional.cross_entropy(plain(inputs), labels).backward()
+    counts = []
+    for used in (False, True):
+        model = Checkpointed(used)
+        with smaq.apply(model, **SAVED) as handle:
+            functional.cross_entropy(model(inputs), labels).backward()
+            counts.append(handle.report()["saved"]["tensors"])
+            assert error(gradients_of(model), gradients_of(plain)) < 0.25
+            assert handle.report()["memory"]["live"] == 0
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            losses = [train(model, optimizer, (inputs, labels)) for _ in range(8)]
+        assert losses[-1] < losses[0]
+    assert counts[1] < counts[0]
+
+
+def test_checkpointing_around_the_whole_model_takes_what_it_saves():
+    """It is computed again, so nothing is to be packed: the gradient is the exact one."""
+    inputs, found = rows()[0].requires_grad_(), []
+    for coded in (False, True):
+        model = mlp()
+        handle = smaq.apply(model, **SAVED, smallest=16) if coded else None
+        out = checkpoint(model, inputs, use_reentrant=False)
+        assert not handle or handle.report()["memory"]["live"] == 0
+        out.square().sum().backward()
+        assert not handle or "saved" not in handle.report()
+        found.append(gradients_of(model))
+        if handle:
+            model(inputs).sum().backward()
+            assert handle.report()["saved"]["tensors"] > 0, "called without, it is packed as ever"
+            handle.remove()
+    assert torch.equal(*found)
+
+
+# -- dtypes and layouts ---------------------------------------------------------------------------
+
+
+def test_autocast_in_bfloat16():
+    def losses(coded):
+        model = mlp()
+        optimizer, batch, found = torch.optim.SGD(model.parameters(), lr=0.1), rows(), []
+        handle = smaq.apply(model, optimizer, **OFF | coded) if coded else None
+        for _ in range(6):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = functional.cross_entropy(model(batch[0]).float(), batch[1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        assert all(one.dtype == torch.float32 for one in model.parameters())
+        return found, gradients_of(model), handle and handle.report()
+
+    plain, exact, _ = losses({})
+    coded, near, report = losses({"feature_maps": "saved", "gradient_maps": True})
+    assert report["saved"]["benefit"] > 2.2, "of bfloat16, so half of what it is of float32"
+    assert coded[0] == plain[0], "the forward pass is exact"
+    assert coded[-1] < coded[0]
+    assert error(near, exact) < 0.3
+
+
+@pytest.mark.parametrize("switches", [SAVED, INLINE | {"gradient_maps": True}])
+def test_nested_tensors_are_left_as_they_are(switches):
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    rows_of = [torch.randn(20, 64), torch.randn(30, 64)]
+    with smaq.apply(model, **switches) as handle:
+        out = model(torch.nested.nested_tensor(rows_of, layout=torch.jagged))
+        sum(one.sum() for one in out.unbind()).backward()
+    assert not set(handle.report()) & {"map", "gradient map"}
+    assert torch.allclose(model[2].bias.grad, torch.full((64,), 50.0))
+
+
+# -- statistics that are used again ---------------------------------------------------------------
+
+
+class Skipping(nn.Module):
+    """Layers of very different scale, of which one may be skipped."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.skip = nn.ModuleList(nn.Linear(64, 64) for _ in range(4)), False
+
+    def forward(self, inputs):
+        for place, layer in enumerate(self.layers):
+            if not (self.skip and place == 1):
+                inputs = layer(inputs) * 10.0**place
+        return inputs.square().mean()
+
+
+@pytest.mark.parametrize("switches", [SAVED, INLINE])
+def test_a_layer_that_is_skipped_passes_no_statistics_on_to_the_next(switches):
+    found = []
+    for reuse in (0, 3):
+        model, inputs = Skipping(), rows()[0]
+        with smaq.apply(model, **switches, reuse=reuse, format={"name": "smaq", "limit": 6.0}) as handle:
+            model(inputs).backward()
+            model.zero_grad()
+            model.skip = True
+            model(inputs).backward()
+            assert len(handle.state_dict()["statistics"]) == (0 if not reuse else 4)
+        found.append(gradients_of(model))
+    assert error(found[1], found[0]) < 0.15
+
+
+class Shared(nn.Module):
+    """One rectifier for two maps of very different scale."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other, self.act = nn.Linear(64, 64), nn.Linear(64, 64), nn.Tanh()
+
+    def forward(self, inputs):
+        hidden = self.act(self.one(inputs) * 1e-3)
+        return self.act(self.other(hidden * 1e3))
+
+
+@pytest.mark.parametrize("switches", [SAVED, INLINE])
+def test_a_layer_that_serves_twice_has_statistics_for_each_place(switches):
+    model = Shared()
+    with smaq.apply(model, **switches, reuse=3) as handle:
+        for _ in range(2):
+            model(rows()[0]).sum().backward()
+        known = {place: one for place, one in handle.state_dict()["statistics"].items() if "act" in place}
+    spreads = sorted(std for _, std, _ in known.values())
+    assert len(spreads) == 2
+    assert spreads[0] < 0.01 < spreads[1]
+
+
+# -- other handles --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_a_part_and_the_whole_are_not_both_coded(inner_first):
+    model = nn.Sequential(mlp(), nn.Linear(4, 4))
+    first, second = (model[0], model) if inner_first else (model, model[0])
+    with smaq.apply(first, **SAVED), pytest.raises(ConfigError, match="one inside of the other"):
+        smaq.apply(second, **SAVED)
+    smaq.apply(second, **SAVED).remove()
+    with smaq.apply(model[0], **SAVED), smaq.apply(model[1], **SAVED):
+        pass
+
+
+def test_weights_of_a_model_under_samo_are_coded_if_smaq_comes_first_and_refused_if_it_comes_second():
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    handle = samo.wrap(model, optimizer, sparsity=0.2, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"under samo.wrap.*call smaq.apply before samo.wrap"):
+        smaq.apply(model, optimizer)
+    smaq.apply(model, optimizer, weights=False).remove()
+    handle.unwrap()
+    with smaq.apply(model, optimizer):
+        handle = samo.wrap(model, optimizer, sparsity=0.2, dtype=torch.float32)
+        train(model, optimizer, rows())
+        assert model[0].weight.unique().numel() <= 32 + 128 + 1, "what the model computes with is coded"
+        assert torch.equal(model[0].weight != 0, handle.masks()["0.weight"])
