@@ -56,8 +56,8 @@ class Checkpointer:
         optimizer: an optimizer, or name -> optimizer.
         scheduler: learning-rate scheduler, or name -> scheduler.
         scaler: gradient scaler.
-        extra: name -> anything with ``state_dict`` and ``load_state_dict``; if it has ``check_state_dict`` too,
-            `restore` calls that with the stored state before anything is touched, and it may raise.
+        extra: name -> anything with ``state_dict`` and ``load_state_dict``.  A ``check_state_dict`` that it
+            has too gets the stored state in `restore`, before anything is touched, and may raise.
         every: optimizer steps between saves, or a time such as ``"30min"``.
         evaluate: takes nothing, or the model; returns a number, or one a batch, on fixed held-out batches.
             It is called in evaluation mode, without gradients.  None: a fixed careful configuration is used.
