@@ -2,12 +2,14 @@
 
     python benchmarks/smaq.py sts --steps 60 --batch 16 --weights FOLDER --out results.json
     python benchmarks/smaq.py memory
+    python benchmarks/smaq.py gradients
 
 A training is run once for each format with all that is held coded ("all"), and again without gradient maps
 and optimizer state ("less"), in the published protocol: a layer sees the decoded map.  ``smaq saved`` is the
 default of `smaq.apply`; ``smaq published`` codes zeros and second moments like everything else.  ``memory``
-measures the resident peak of one training step, fp32 and packed, each in a process of its own.  Results that
-are in the file are kept, so a run can be continued.  On images: ``dynaquant run systems/smaq_resnet`` and
+measures the resident peak of one training step, fp32 and packed, each in a process of its own; ``gradients``
+how far the gradient of a ResNet is from the exact one where saved maps are packed.  Results that are in the
+file are kept, so a run can be continued.  On images: ``dynaquant run systems/smaq_resnet`` and
 ``systems/smaq_inception``.
 """
 
@@ -27,6 +29,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from smaq_tasks import Task, sts_task
+from torch import Tensor, nn
 
 from dynaquant_core.experiments.models.resnet import ResNet
 from dynaquant_core.memory import smaq
@@ -109,6 +112,38 @@ def compare(task_name: str, options: argparse.Namespace) -> None:
     Console(width=150).print(table)
 
 
+def gradients(draws: int = 4) -> None:
+    """Relative error of a ResNet's gradient with packed maps, of one draw and of the mean of several."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, images = ResNet(widths=(8, 16, 32), depths=1), torch.randn(64, 3, 32, 32)
+    labels = torch.randint(10, (64,))
+    only = {"gradient_maps": False, "gradients": False, "weights": False, "optimizer_state": False}
+
+    def gradient() -> Tensor:
+        model.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        return torch.cat([item.grad.flatten() for item in model.parameters() if item.grad is not None])
+
+    exact = gradient()
+    table = Table("format of saved maps", "one draw", f"mean of {draws}", "smaller", title="gradients")
+    limits = {
+        f"smaq limit {limit}": {"format": {"name": "smaq", "limit": limit}} for limit in (3.0, 4.0, 6.0)
+    }
+    for name, settings in (FORMATS | limits).items():
+        if name in ("fp32", "smaq saved"):
+            continue
+        found = []
+        for draw in range(draws):
+            generator = torch.Generator().manual_seed(draw)
+            with smaq.apply(model, **(settings | only), generator=generator) as handle:
+                found.append(gradient())
+                smaller = handle.report()["saved"]["benefit"]
+        errors = [float((one - exact).norm() / exact.norm()) for one in (found[0], sum(found) / draws)]
+        table.add_row(name, *(f"{error:.1%}" for error in errors), f"{smaller:.2f}x")
+    Console(width=100).print(table)
+
+
 def memory_child(kind: str, batch: int) -> None:
     """Prints what one training step of a ResNet adds to the resident peak, in MB, and what is packed."""
     torch.set_num_threads(1)
@@ -139,7 +174,7 @@ def main() -> None:
     """Reads the command line and runs."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("tasks", nargs="+", choices=["sts", "memory", "memory-child"])
+    parser.add_argument("tasks", nargs="+", choices=["sts", "gradients", "memory", "memory-child"])
     parser.add_argument("--formats", nargs="+", choices=[*FORMATS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", type=int, default=200)
@@ -152,6 +187,8 @@ def main() -> None:
     for task in options.tasks:
         if task == "memory":
             memory(options.batch)
+        elif task == "gradients":
+            gradients()
         elif task == "memory-child":
             memory_child(options.kind, options.batch)
         else:
