@@ -47,11 +47,16 @@ class Rank:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
 
     def two_optimizers(self):
-        """One scaler, an optimizer a parameter; the gradient of "b" overflows in the first of four steps."""
+        """One scaler, an optimizer a parameter, of torch's plain and fused ones."""
+        return {str(fused): self._two_optimizers(fused) for fused in (False, True)}
+
+    def _two_optimizers(self, fused):
+        """The gradient of "b" overflows in the first of four steps."""
         model = DistributedDataParallel(Two())
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         state = two_bit.register(model, 0.5, reduce="sum", scaler=scaler)
-        own = {name: torch.optim.SGD([item], lr=1.0) for name, item in model.module.named_parameters()}
+        named = list(model.module.named_parameters())
+        own = {name: torch.optim.SGD([item], lr=1.0, fused=fused) for name, item in named}
         for step in range(4):
             model.zero_grad()
             b = torch.inf if step == 0 and self.rank == 1 else 0.7
@@ -59,9 +64,7 @@ class Rank:
             for optimizer in own.values():
                 scaler.step(optimizer)
             scaler.update()
-        return {
-            name: [first(item), first(state.residual(name))] for name, item in model.module.named_parameters()
-        }
+        return {name: [first(item), first(state.residual(name))] for name, item in named}
 
     def two_models(self):
         """One scaler and one optimizer for two models, the other of which overflows in the second step."""

@@ -15,10 +15,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "ignored", "steps_apart", "static")
 
 
-def test_a_scaler_that_skips_one_optimizer_takes_back_nothing_of_the_other(two):
+@pytest.mark.parametrize("fused", ["False", "True"])
+def test_a_scaler_that_skips_one_optimizer_takes_back_nothing_of_the_other(two, fused):
     """Weights have moved by what was given less what is held, for each parameter apart."""
-    moved = {name: -two["two_optimizers"][0][name][0] for name in "ab"}
-    held = {name: sum(record[name][1] for record in two["two_optimizers"]) for name in "ab"}
+    records = [record[fused] for record in two["two_optimizers"]]
+    moved = {name: -records[0][name][0] for name in "ab"}
+    held = {name: sum(record[name][1] for record in records) for name in "ab"}
     assert moved["a"] + held["a"] == pytest.approx(0.7 * 2 * 4)
     assert moved["b"] + held["b"] == pytest.approx(0.7 * (2 * 4 - 1))  # the infinite one was never given
 

@@ -1,17 +1,21 @@
 """What a step has sent, until it is known to count: a gradient scaler may skip it, for one optimizer or all.
 
 The scaler decides optimizer by optimizer, and says to nobody which it has skipped.  Its scale goes down where
-it has skipped any, and a parameter that was stepped was written to, so that its version is another.
+it has skipped any.  Which parameters were stepped all the same is told by torch, which announces every step
+of an optimizer; where a wrapper writes to parameters in its place, they have another version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dynaquant_core.comm.two_bit.layout import Layout
 
@@ -51,16 +55,19 @@ class Sent:
     rounding: Tensor | None = None
     arrived: Tensor | None = None
 
-    def take_back(self) -> None:
+    def take_back(self, stepped: Collection[int]) -> None:
         """Puts what was sent for parameters that were not stepped since into the residual again.
 
         What was not finite had left nothing there.
+
+        Args:
+            stepped: ids of parameters that were stepped, at least those whose version does not tell.
         """
         back = self.layout.decode_sum(self.packed[None], 1.0).nan_to_num_(nan=0.0)
         if self.rounding is not None:
             back -= self.rounding
         for parameter, version, begin, count in self.parts:
-            if parameter._version != version:
+            if parameter._version != version or id(parameter) in stepped:
                 back[begin : begin + count] = 0.0
         self.residual.add_(back)
 
@@ -76,6 +83,10 @@ class Steps:
     def __init__(self, scaler: Scaler | None) -> None:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._sent: list[Sent] = []
+        self._stepped: set[int] = set()
+        if self.scaled:
+            handle = register_optimizer_step_post_hook(_noting(weakref.ref(self)))
+            weakref.finalize(self, handle.remove)
         #: What gradients are multiplied by in this step.
         self.scale = 1.0
 
@@ -99,12 +110,31 @@ class Steps:
         finite = all(sent.arrived is None or bool(sent.arrived) for sent in self._sent)
         if self._sent and (not finite or self._now() < self.scale):
             for sent in self._sent:
-                sent.take_back()
+                sent.take_back(self._stepped)
         self.forget()
 
     def forget(self) -> None:
         """Whatever was sent is settled."""
         self._sent.clear()
+        self._stepped.clear()
+
+    def note(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped, if it was not told in the middle of it to leave its parameters alone."""
+        overflow = getattr(optimizer, "found_inf", None)  # of a fused one, for the time of its step
+        if self._sent and not (overflow is not None and bool(overflow)):
+            groups = optimizer.param_groups
+            self._stepped.update(id(parameter) for group in groups for parameter in group["params"])
 
     def _now(self) -> float:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+
+def _noting(steps: weakref.ref[Steps]) -> Any:
+    """A hook for all optimizers that keeps no state alive."""
+
+    def note(optimizer: Optimizer, *_: Any) -> None:
+        held = steps()
+        if held is not None:
+            held.note(optimizer)
+
+    return note
