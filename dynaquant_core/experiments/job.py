@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,14 +105,14 @@ class Job:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Writes JSON in one piece: a reader sees the old file or the new one.
+    """Writes JSON in one piece: a reader sees the old file or the new one, whoever else writes it.
 
     Raises:
         StorageError: the system refuses.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:

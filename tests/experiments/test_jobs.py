@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from dynaquant_core.experiments import Progress, events, run_experiment, seed_ro
 from dynaquant_core.experiments.config import load_experiment
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.crew import Children, Task, run_tasks
-from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.job import Job, write_json
 from dynaquant_core.experiments.output import run_folders
 
 EXACT = ["method=exact", "moments=exact"]
@@ -40,6 +42,21 @@ def test_runs_side_by_side_train_nothing_twice_and_end_in_the_same_bits(tiny_fil
     said.clear()
     again = run_experiment(tiny_file, settings, said.append).data
     assert (again["runs"], said) == (data["runs"], [])
+
+
+def test_threads_that_write_the_same_file_do_not_take_it_from_each_other(tmp_path: Path) -> None:
+    """Two runs side by side that begin with the same recording."""
+    path, begun = tmp_path / "recording.json", threading.Barrier(4)
+
+    def work(_: int) -> None:
+        begun.wait()
+        for _ in range(100):
+            write_json(path, {"steps": 3})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert json.loads(path.read_text(encoding="utf-8")) == {"steps": 3}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_grid_that_gained_rows_runs_only_those(tiny_file: Path) -> None:
