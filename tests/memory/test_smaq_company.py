@@ -93,6 +93,10 @@ def test_activation_checkpointing_inside_of_the_model():
     assert counts[1] < counts[0]
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),
+    reason="this torch does not tell who else takes what is saved; maps are packed then",
+)
 def test_checkpointing_around_the_whole_model_takes_what_it_saves():
     """It is computed again, so nothing is to be packed: the gradient is the exact one."""
     inputs, found = rows()[0].requires_grad_(), []
