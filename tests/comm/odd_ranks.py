@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import copy
 import io
-import json
-import sys
-from pathlib import Path
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.comm import two_bit
-from tests.comm.ranks import refusal
+from tests.comm.ranks import main, refusal
 
 
 class Two(nn.Module):
@@ -192,17 +189,5 @@ class Rank:
         return [state.rank, state.ranks, first(model.module.a.grad)]
 
 
-def main():
-    """Plays the acts."""
-    store, rank, ranks, out, *acts = sys.argv[1:]
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
-    player = Rank()
-    found = {act: getattr(player, act)() for act in acts}
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    main(Rank)

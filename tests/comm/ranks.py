@@ -323,12 +323,12 @@ class Rank:
         return found
 
 
-def main():
-    """Plays the acts."""
+def main(player_of=Rank):
+    """Plays the acts of a kind of player."""
     store, rank, ranks, out, *acts = sys.argv[1:]
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
-    player = Rank()
+    player = player_of()
     found = {act: getattr(player, act)() for act in acts}
     Path(out).write_text(json.dumps(found), encoding="utf-8")
     if "orphaned" not in acts:  # nor is there anybody to wait for

@@ -186,8 +186,8 @@ class TwoBitState:
             sizes = zip(names, views, strict=True)
             self._layouts[names] = Layout.of((view.numel(), self._limits[name]) for name, view in sizes)
         layout, residual = self._layouts[names], self._residuals.flat(names, views, buffer)
-        flags = None if self._usage is None else self._usage.flags(names, buffer)
-        kept = {} if flags is None else self._unused(names, flags)
+        used = [] if self._usage is None else self._usage.of(names)
+        kept = self._unused(names, used)
         scale = self._steps.scale
         packed = layout.encode(residual, buffer if scale == 1.0 else buffer.float() * (1.0 / scale))
         start = int(buffer.storage_offset())
@@ -197,23 +197,23 @@ class TwoBitState:
         ]
         sent = Sent(layout, residual, packed, parts)
         self._steps.add(sent)
-        handed = packed if flags is None else torch.cat([packed, flags])
+        handed = torch.cat([packed, packed.new_tensor(used)]) if used else packed
         self.bytes_handed_in += handed.numel()
 
         def decode(gathered: Tensor) -> Tensor:
             self._receive(gathered[:, : layout.bytes], sent, buffer, scale)
-            used = gathered[:, layout.bytes :].any(0).tolist() if kept else []
-            for name, by_any in zip(names, used, strict=False):
-                if name in kept and not by_any:  # DDP throws away what has arrived for it
+            by_any = gathered[:, layout.bytes :].any(0).tolist() if kept else []
+            for name, is_used in zip(names, by_any, strict=False):
+                if name in kept and not is_used:  # DDP throws away what has arrived for it
                     self._residuals.by_name[name].copy_(kept[name])
             return buffer
 
         return all_gather(handed, self.group, decode)
 
-    def _unused(self, names: tuple[str, ...], flags: Tensor) -> dict[str, Tensor]:
-        """What is held for parameters that this rank has not used."""
-        unused = [name for name, used in zip(names, flags.tolist(), strict=True) if not used]
-        return {name: self._residuals.by_name[name].clone() for name in unused}
+    def _unused(self, names: tuple[str, ...], used: list[bool]) -> dict[str, Tensor]:
+        """What is held for parameters that this rank has not used; empty where nobody asks."""
+        held = self._residuals.by_name
+        return {name: held[name].clone() for name, own in zip(names, used, strict=False) if not own}
 
     def _receive(self, gathered: Tensor, sent: Sent, buffer: Tensor, scale: float) -> None:
         """Adds up what has arrived, uint8[ranks, bytes], into ``buffer``."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import final
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import unserializable_hook
@@ -26,11 +25,12 @@ class Usage:
         parameters: by name; hooks are put on them.
 
     Example:
+        >>> import torch
         >>> used, unused = Parameter(torch.ones(2)), Parameter(torch.ones(2))
         >>> usage = Usage({"used": used, "unused": unused})
         >>> used.sum().backward()
-        >>> usage.flags(("unused", "used"), used).tolist()
-        [0, 1]
+        >>> usage.of(("unused", "used"))
+        [False, True]
     """
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
@@ -39,10 +39,9 @@ class Usage:
             hook = unserializable_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
             parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def flags(self, names: Sequence[str], like: Tensor) -> Tensor:
-        """Which of the parameters were used: uint8[names], 0 or 1, on the device of ``like``."""
-        used = [name in self._used for name in names]
-        return torch.tensor(used, dtype=torch.uint8, device=like.device)
+    def of(self, names: Sequence[str]) -> list[bool]:
+        """Which of the parameters were used."""
+        return [name in self._used for name in names]
 
     def clear(self) -> None:
         """A new step begins."""

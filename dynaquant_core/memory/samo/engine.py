@@ -152,6 +152,10 @@ class Engine:
         here the next step would undo them.  Where theta32 was written to as well, it counts.
         """
         require_layout(self.model, self.slots)
+        self._follow_written()
+
+    @torch.no_grad()
+    def _follow_written(self) -> None:
         written = [
             slot
             for slot, (half, full) in self._versions.items()
@@ -193,7 +197,7 @@ class Engine:
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Judges the gradients; those of a closure when they have been made, at expanded weights."""
         require_same(self.model, self.slots)
-        self.follow_writes()
+        self._follow_written()
         self.loaded.clear()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
