@@ -158,10 +158,20 @@ def _others(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
             if part == "scaler" and not stored[name]:
                 continue
             state = _like(stored[name], item)
-            if hasattr(item, "check_state_dict"):
-                item.check_state_dict(state)
+            _ask(_called(part, name), item, state)
             steps.append(_Step(_called(part, name), item.load_state_dict, state))
     return steps
+
+
+def _ask(what: str, item: Any, state: Any) -> None:
+    if not hasattr(item, "check_state_dict"):
+        return
+    try:
+        item.check_state_dict(state)
+    except Exception as error:
+        raise StateMismatchError(
+            f"{what} refuses its stored state ({type(error).__name__}: {error}); nothing was restored."
+        ) from error
 
 
 def _parts(tree: Mapping[str, Any], part: str, objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,15 +141,25 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
     return out[:count]
 
 
-def lost_to_rounding(total: Tensor, rounded: Tensor) -> Tensor:
-    """What a value lost when it was rounded to another dtype: float32[n], 0 where either is not finite.
+def lost_to_rounding(total: Tensor, rounded: Tensor, share: float) -> Tensor | None:
+    """A sender's share of what a value lost on arriving in a narrower dtype, to go back into its residual.
+
+    Args:
+        total: float32, any shape.
+        rounded: the same in the gradients' dtype.
+        share: of this sender.
+
+    Returns:
+        float32 of that shape, 0 where either is not finite; None where nothing can be lost.
 
     Example:
         >>> total = torch.tensor([1.001953125, torch.inf])
-        >>> lost_to_rounding(total, total.bfloat16()).tolist()
-        [0.001953125, 0.0]
+        >>> lost_to_rounding(total, total.bfloat16(), 0.5).tolist()
+        [0.0009765625, 0.0]
     """
-    return (total - rounded.float()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    if rounded.element_size() >= total.element_size():
+        return None
+    return (total - rounded.float()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(share)
 
 
 # -- the same with torch operations, for any device ----------------------------------------------

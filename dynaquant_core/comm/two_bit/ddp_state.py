@@ -222,8 +222,8 @@ class TwoBitState:
         if scale != 1.0:
             total *= scale
         buffer.copy_(total)
-        if buffer.element_size() < total.element_size():  # each rank takes over its share of the loss
-            sent.rounding = lost_to_rounding(total, buffer) * (divisor / self.ranks / scale)
+        sent.rounding = lost_to_rounding(total, buffer, divisor / self.ranks / scale)
+        if sent.rounding is not None:
             sent.residual.add_(sent.rounding)
         if self._steps.scaled:
             sent.arrived = buffer.isfinite().all()

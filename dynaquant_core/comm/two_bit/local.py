@@ -115,8 +115,8 @@ class LocalReducer:
         first = self._parameters[0][name]
         count = len(self._parameters)
         divisor = self.settings.divisor(count)
-        packed = self.step >= self.settings.warmup
-        if not packed:
+        dense = self.step < self.settings.warmup
+        if dense:
             total = self._dense(name, first.device) / divisor
         else:
             rows = torch.stack([packed.to(first.device) for packed in self._packed(name, limits)])
@@ -126,9 +126,9 @@ class LocalReducer:
             parameter = parameters[name]
             whole = total.reshape(parameter.shape).to(parameter.device)
             parameter.grad = whole.to(parameter.dtype, copy=True)
-            if packed and parameter.grad.element_size() < whole.element_size():
-                lost = codes.lost_to_rounding(whole, parameter.grad)
-                residuals.by_name[name].add_(lost.mul_(divisor / count))
+            lost = None if dense else codes.lost_to_rounding(whole, parameter.grad, divisor / count)
+            if lost is not None:
+                residuals.by_name[name].add_(lost)
 
     def _dense(self, name: str, device: torch.device) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=device)

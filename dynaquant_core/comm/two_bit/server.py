@@ -186,8 +186,9 @@ class Worker:
         share = self.settings.divisor(len(self._who.workers)) / len(self._who.workers)
         for (name, parameter), view in zip(self._parameters.items(), views, strict=True):
             parameter.grad = view.to(parameter.dtype, copy=True)
-            if not dense and parameter.grad.element_size() < view.element_size():
-                self._residuals.by_name[name].add_(lost_to_rounding(view, parameter.grad).mul_(share))
+            lost = None if dense else lost_to_rounding(view, parameter.grad, share)
+            if lost is not None:
+                self._residuals.by_name[name].add_(lost)
         self.step += 1
 
     def close(self) -> None:
