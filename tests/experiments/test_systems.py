@@ -233,4 +233,4 @@ def test_missing_weights_are_refused_before_anything_is_trained(workplace: Path)
 @pytest.mark.parametrize("name", sorted(name for name in shipped_configs() if name.startswith("systems/")))
 def test_shipped_systems_are_whole_grids(name: str) -> None:
     found = expand(load_experiment(name))
-    assert len({run.model_dump_json() for run in found}) == len(found) > 8
+    assert len({run.model_dump_json() for run in found}) == len(found) > 1
