@@ -17,6 +17,8 @@ __all__ = ["COLOURS", "GREY", "Look", "looks", "plain_numbers"]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
 MARKS = ("o", "s", "^", "D")
 GREY = "#777777"
+#: Ends of a logarithmic axis further apart than this have three numbers of 1, 2 and 5 between them.
+NARROW = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,11 @@ def looks(runs: Sequence[Run]) -> dict[str, Look]:
 
 
 def plain_numbers(axis: Axis) -> None:
-    """Numbers of a logarithmic axis as people read them: 40, not 4 x 10^1."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+    """Numbers of a logarithmic axis as people read them: 40, not 4 x 10^1.  Call it when all is drawn."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    low, high = axis.get_view_interval()
+    narrow = high < NARROW * low  # 1, 2 and 5 would be one or two numbers
+    axis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynaquant_core.experiments.figures import by_model, by_setting, setting_label
 from dynaquant_core.experiments.price import Figure, Run
@@ -29,6 +29,10 @@ COLUMNS = {
 
 #: Letters of a line of a plot's labels.
 LABEL = 44
+#: A number to the right of its mark.
+BESIDE: Mapping[str, Any] = {
+    "xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": "small", "color": GREY,
+}  # fmt: skip
 
 Numbers = Mapping[str, Figure | None]
 
@@ -76,7 +80,7 @@ def state_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def draw_systems(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """The final metric, a line a setting and a mark a seed; grey: the same trainings without a system."""
+    """The final metric, a line a setting, a mark a seed and its number; grey: trainings without a system."""
     models = by_model(runs)
     canvas.set_figheight(max(4.0, 0.5 * max(len(by_setting(mine)) for mine in models.values())))
     panels = canvas.subplots(1, len(models), squeeze=False)[0]
@@ -90,11 +94,14 @@ def _panel(axes: Axes, runs: Sequence[Run]) -> None:
     for index, label in enumerate(labels):
         values = [run["final"]["value"] for run in runs if setting_label(run) == label]
         known = [value for value in values if value is not None]
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot(known, [-index] * len(known), "o", color=colour)
+        axes.plot(known, [-index] * len(known), "o", color=COLOURS[0])
+        if known:
+            told = "  ".join(f"{value:.4g}" for value in sorted(known))
+            axes.annotate(told, (max(known), -index), **BESIDE)
         if len(known) < len(values):
             axes.annotate("diverged", (0.02, -index), xycoords=("axes fraction", "data"), va="center")
     plain = [run["final"]["baseline"] for run in runs]
+    axes.margins(x=0.12)  # the last number needs room
     axes.axvspan(min(plain), max(plain), color=GREY, alpha=0.3, linewidth=1)
     wrapped = [fill(label, LABEL) for label in labels]
     axes.set_yticks([-index for index in range(len(labels))], wrapped, fontsize="small")

@@ -17,7 +17,7 @@ __all__ = ["draw_tradeoff"]
 
 
 def draw_tradeoff(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """Weights ratio across; up, the final degradation after restores, else the mean of the checkpoints'.
+    """Weights ratio across; up, how much worse a run that went on from files ended, else its checkpoints are.
 
     Hollow marks: thresholds above 1%.  A cross over a mark: a checkpoint did not keep the threshold.
     """
@@ -39,7 +39,8 @@ def draw_tradeoff(canvas: Canvas, runs: Sequence[Run]) -> None:
 def _mark(axes: Axes, run: Run, colour: str, mark: str, label: str | None) -> None:
     numbers = figures(run)
     ratio = numbers["ratio_weights"]
-    worse = numbers["final_degradation"] if run["restores"] else numbers["degradation_mean"]
+    went_on = run["restores"] or (run.get("of") or run["kind"]) == "transfer"
+    worse = numbers["final_degradation"] if went_on else numbers["degradation_mean"]
     if ratio is None or worse is None:
         return
     face = "none" if run["threshold"] > 0.01 else colour
