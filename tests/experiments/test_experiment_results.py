@@ -17,7 +17,9 @@ from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.report import summary, write_report
 from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.report.page import page
+from dynaquant_core.experiments.report.palette import plain_numbers
 from dynaquant_core.experiments.report.plots import PLOTS, draw
+from dynaquant_core.experiments.report.tradeoff import draw_tradeoff
 from dynaquant_core.experiments.restores import lost_training
 from dynaquant_core.experiments.results import Results, run_entry
 
@@ -232,6 +234,42 @@ def test_the_page_of_several_models_compares_them_beside_what_was_published(resu
     assert "of other and far larger models" in text
     assert "<td>ResNet-152</td><td>11.8x</td>" in text  # QD+, as published
     assert [row["model"] for row in summary(results)][-1] == "resnet 0.3M"
+
+
+@pytest.mark.parametrize(
+    ("more", "up"),
+    [
+        ({}, 5.0),  # it was restored once
+        ({"kind": "transfer", "restores": []}, 5.0),
+        ({"kind": "ablate", "of": "transfer", "restores": []}, 5.0),
+        ({"kind": "replay", "restores": []}, 0.3),  # of its checkpoints
+    ],
+)
+def test_the_tradeoff_shows_what_going_on_from_files_cost(
+    results: Results, more: dict[str, Any], up: float
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
+    (run,) = results.data["runs"]
+    draw_tradeoff(figure, [run | more])
+    assert figure.axes[0].lines[0].get_xydata()[0] == pytest.approx([13.33, up], abs=0.01)
+
+
+@pytest.mark.parametrize("ends", [(8, 12), (30, 80), (5, 400)])
+def test_a_logarithmic_axis_has_numbers_to_read_it_by(ends: tuple[int, int]) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
+    axes = figure.subplots()
+    axes.plot(ends, (0, 1))
+    axes.set_xscale("log")
+    plain_numbers(axes.xaxis)
+    low, high = axes.get_xlim()
+    shown = [float(text) for at, text in told(axes.xaxis) if low <= at <= high]
+    assert len(set(shown)) >= 3
+
+
+def told(axis: Any) -> list[tuple[float, str]]:
+    """Where an axis has numbers, and which."""
+    places = axis.get_majorticklocs()
+    return list(zip(places, axis.get_major_formatter().format_ticks(places), strict=True))
 
 
 def test_a_stage_that_would_hold_up_a_large_training_is_named(results: Results) -> None:

@@ -14,7 +14,7 @@ from dynaquant_core.errors import ConfigError, DynaQuantError, ExperimentError
 from dynaquant_core.experiments import Progress, Results, run_experiment, seed_rows, shipped_configs, summary
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.grid import expand
-from dynaquant_core.experiments.report.systems import role_rows, state_rows, system_rows
+from dynaquant_core.experiments.report.systems import draw_systems, role_rows, state_rows, system_rows
 from dynaquant_core.experiments.trainer import Trainer
 from tests.experiments.conftest import enter_workplace, tiny_settings
 
@@ -132,6 +132,13 @@ def test_the_report_has_a_section_of_its_own(results: Results, runs: list[dict[s
     assert not rows[0]["checkpoints"]
     assert len(system_rows(runs)) == len(SYSTEMS)
     assert [row["system"] for row in summary(results)][5] == "two_bit threshold=None"
+
+
+def test_the_plot_says_the_numbers_of_its_marks(runs: list[dict[str, Any]]) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
+    draw_systems(figure, runs)
+    numbers = [text.get_text() for text in figure.axes[0].texts]
+    assert numbers == [f"{run['final']['value']:.4g}" for run in runs]
 
 
 def test_rows_are_added_and_seeds_are_put_together(workplace: Path) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaquant_core.experiments.price import Run, method_label, varied_label
+from dynaquant_core.experiments.report.palette import plain_numbers
 from dynaquant_core.experiments.report.table import Row, percent
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 __all__ = ["bins_rows", "bins_text", "coder_ratios", "coder_rows", "draw_bins", "draw_coders"]
@@ -50,15 +50,8 @@ def draw_coders(canvas: Canvas, runs: Sequence[Run]) -> None:
             axes.plot([entry["step"] for entry in entries], ratios, "o-", label=coder)
         axes.set(xlabel="step", ylabel="raw / stored", title=f"Ratio of each checkpoint: {title}")
         axes.set_yscale("log")
-        _plain_numbers(axes)
+        plain_numbers(axes.yaxis)
     axes.legend(frameon=False, fontsize="small")
-
-
-def _plain_numbers(axes: Axes) -> None:
-    """Numbers as they are read, where a logarithmic axis would write powers."""
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    axes.tick_params(axis="y", which="both", labelsize="small")
 
 
 def bins_text(entries: Sequence[Any]) -> str:
@@ -100,8 +93,8 @@ def draw_bins(canvas: Canvas, runs: Sequence[Run]) -> None:
             axes.plot([step for step, _ in points], [bins for _, bins in points], "o", label=" ".join(name))
         axes.set(xlabel="step", title=f"threshold {percent(threshold, digits=1)}")
         axes.set_yscale("log", base=2)
-        _plain_numbers(axes)
     panels[0].set_ylabel("bins")
+    plain_numbers(panels[0].yaxis)  # which all share
     panels[-1].legend(frameon=False, fontsize="x-small")
 
 

@@ -17,8 +17,9 @@ __all__ = ["draw_tradeoff"]
 
 
 def draw_tradeoff(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """Weights ratio across; up, how much worse a run that went on from files ended, else its checkpoints are.
+    """Weights ratio across; up, by how much a run that went on from files ended worse.
 
+    Of a run that did not, and of recorded checkpoints, it is the mean degradation of the checkpoints.
     Hollow marks: thresholds above 1%.  A cross over a mark: a checkpoint did not keep the threshold.
     """
     models, how = by_model(runs), looks(runs)
