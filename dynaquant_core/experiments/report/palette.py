@@ -53,7 +53,9 @@ def plain_numbers(axis: Axis) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    narrow = high < NARROW * low  # 1, 2 and 5 would be one or two numbers
-    axis.set_major_locator(MaxNLocator(6) if narrow else LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    if high < NARROW * low:  # where powers and their multiples would be one or two numbers
+        axis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
