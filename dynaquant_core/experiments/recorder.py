@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
-from dynaquant_core.experiments.measures import MovementWatch
+from dynaquant_core.experiments.measures import MovementWatch, by_direction
 from dynaquant_core.experiments.narrow import method_of
 from dynaquant_core.experiments.recording import WINDOW
 from dynaquant_core.experiments.trainer import Trainer
@@ -63,7 +63,7 @@ class Recorder:
         )
         self._reader = trainer.reader()
         self._names = quantised_names(trainer.model, experiment)
-        self._watch = MovementWatch(self._weights(trainer.model), restored=False)
+        self._watch = self._watching(restored=False)
 
     def __enter__(self) -> Recorder:
         return self
@@ -87,7 +87,7 @@ class Recorder:
             return 0
         step = self._checkpointer.restore(None if newest.step in self._logged else self._logged[-1])
         self._trainer.step = step
-        self._watch = MovementWatch(self._weights(self._trainer.model), restored=True)
+        self._watch = self._watching(restored=True)
         return step
 
     def after_step(self) -> None:
@@ -134,6 +134,10 @@ class Recorder:
             "degradation": _degradation_entry(on_search, on_heldout),
             "met": on_search.mean <= self._experiment.threshold,
         }
+
+    def _watching(self, *, restored: bool) -> MovementWatch:
+        model = self._trainer.model
+        return MovementWatch(self._weights(model), restored=restored, directions=by_direction(model))
 
     def _weights(self, model: nn.Module) -> dict[str, Tensor]:
         parameters = dict(model.named_parameters())

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynaquant_core.experiments.measures import MovementWatch
+from dynaquant_core.experiments.measures import MovementWatch, by_direction
+from dynaquant_core.experiments.models.resnet import ResNet
 
 
 def weights(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -64,3 +65,36 @@ def test_the_watch_keeps_what_it_saw_when_the_model_moves_on() -> None:
     for tensor in live.values():
         tensor += 1
     assert watch.unchanged(before) == 1.0
+
+
+def test_a_length_that_changed_is_not_stale_by_direction() -> None:
+    start, movement = weights(0), weights(1)
+    true = plus(start, movement)
+    shorter = true | {"a": true["a"] * 0.8}
+    lost = MovementWatch(start, restored=True, directions={"a"}).lost(true, shorter)
+    assert lost["stale"] > 0.05
+    assert lost["stale_direction"] == pytest.approx(0, abs=1e-6)
+    elsewhere = MovementWatch(start, restored=True, directions={"b"}).lost(true, shorter)
+    assert elsewhere["stale_direction"] == pytest.approx(elsewhere["stale"], abs=1e-6)
+
+
+def test_a_turn_that_was_lost_is_stale_whatever_the_length() -> None:
+    start, movement = weights(0), weights(1)
+    true = plus(start, movement)
+    watch = MovementWatch(start, restored=True, directions={"a", "b"})
+    m = flat(movement)
+    expected = 0.0
+    for name, decoded in start.items():
+        w, d = (tensor.numpy().astype(np.float64).ravel() for tensor in (true[name], decoded))
+        expected += (w - d * (w @ w) / (d @ w)) @ movement[name].numpy().astype(np.float64).ravel()
+    found = [watch.lost(true, {n: t * scale for n, t in start.items()}) for scale in (0.5, 1.0, 2.0)]
+    assert [lost["stale_direction"] for lost in found] == pytest.approx([expected / (m @ m)] * 3)
+    assert expected / (m @ m) > 0.2
+
+
+def test_only_convolutions_beside_a_batch_norm_count_by_direction() -> None:
+    model = ResNet(classes=10, widths=(8, 16), depths=1)
+    found = by_direction(model)
+    names = {name for name, tensor in model.named_parameters() if tensor.dim() == 4}
+    assert found == names
+    assert by_direction(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 2))) == frozenset()

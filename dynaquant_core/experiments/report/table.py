@@ -180,7 +180,8 @@ def restore_rows(run: Mapping[str, Any]) -> list[Row]:
 
 
 def _lost(lost: Mapping[str, float | None]) -> Row:
-    return {name: number(lost.get(name)) for name in ("stale", "noise", "er")}
+    turned = {"stale by direction": number(lost["stale_direction"])} if "stale_direction" in lost else {}
+    return {name: number(lost.get(name)) for name in ("stale", "noise", "er")} | turned
 
 
 def configuration(config: Mapping[str, Any] | None) -> str:
