@@ -69,7 +69,7 @@ def test_rows_that_stay_cost_next_to_nothing_and_those_that_move_again_are_coded
 
 @pytest.mark.parametrize(
     ("marks", "error"),
-    [([4], CorruptFileError), ([1], MissingBaseError), ([1, 3], CorruptFileError), ([3], CorruptFileError)],
+    [([5], CorruptFileError), ([1], MissingBaseError), ([1, 3], CorruptFileError), ([3], CorruptFileError)],
 )
 def test_marks_that_no_writer_makes_are_refused(marks, error):
     state = {"embed.weight": torch.randn(40, 16)}

@@ -91,6 +91,11 @@ class Cells:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self.packed < least)
 
+    def middle(self) -> NDArray[np.bool_]:
+        """Which weights have k = 0, bool[n]; all zeros do."""
+        found: NDArray[np.bool_] = self.packed >> self.alphabet.shift == self.alphabet.zero
+        return found
+
     def head(self, count: int) -> Cells:
         """The first ``count`` weights as a tensor of their own on the same lattice, all of them."""
         packed = self.packed[:count]

@@ -85,7 +85,8 @@ class Reader:
             return own
         below = self.base.get(own.name)
         known = below.rows if isinstance(below, Cells) else None
-        rows = read_rows(self.source, own.name, known, None if below is None else below.tensor)
+        base = None if below is None else below.tensor
+        rows = read_rows(self.source, own.name, known, base, own.middle)
         return replace(own, rows=rows)
 
     def _plain(self, name: str, spec: TensorSpec, bf16: bool) -> Plain:

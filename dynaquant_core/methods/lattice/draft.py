@@ -140,7 +140,7 @@ class LatticeDraft:
 
     def _rows(self, own: Cells) -> Iterator[Stream]:
         below = self._below(own.name)
-        return row_streams(own.name, own.rows, below.rows if isinstance(below, Cells) else None)
+        return row_streams(own.name, own.rows, below.rows if isinstance(below, Cells) else None, own.middle)
 
     def _words(self, name: str, own: Plain) -> Stream:
         """A tensor that is on no lattice."""

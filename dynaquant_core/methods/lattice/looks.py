@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice.bound import Bound
+from dynaquant_core.methods.lattice.zeros import zero_share
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import TensorStat, spread
 from dynaquant_core.threads import map_threads
@@ -44,7 +46,7 @@ def stats_of(state: Mapping[str, Tensor], hints: Hints, bound: Bound) -> dict[st
     """Measured once a save, whatever the number of drafts; put together once a bound."""
     measured: list[tuple[float, float | None]] | None = hints.scratch.get(("lattice", "measured"))
     if measured is None:
-        spreads = map_threads(spread, list(state.values()))
+        spreads = map_threads(_spread, list(state.values()))
         measured = [(std, _fisher(name, hints)) for name, std in zip(state, spreads, strict=True)]
         hints.scratch["lattice", "measured"] = measured
     known: dict[str, TensorStat] | None = hints.scratch.get(("lattice", "stats", bound))
@@ -55,6 +57,11 @@ def stats_of(state: Mapping[str, Tensor], hints: Hints, bound: Bound) -> dict[st
         }
         hints.scratch["lattice", "stats", bound] = known
     return known
+
+
+def _spread(tensor: Tensor) -> float:
+    """Standard deviation, about, of what is not zero in a pruned tensor: steps are for those."""
+    return spread(tensor) / math.sqrt(1.0 - zero_share(tensor))
 
 
 def _fisher(name: str, hints: Hints) -> float | None:

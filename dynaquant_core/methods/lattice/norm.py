@@ -19,6 +19,7 @@ from torch import Tensor
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice.bound import batch_normed, owner
 from dynaquant_core.methods.lattice.layout import FACTORS
+from dynaquant_core.methods.lattice.zeros import zero_share
 from dynaquant_core.quantize.lattice import is_unit, mean_square
 from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.threads import map_threads
@@ -42,14 +43,21 @@ def keeps_norm(name: str, tensor: Tensor, hints: Hints) -> bool:
 
 
 def squares(state: Mapping[str, Tensor], hints: Hints) -> Mapping[str, float]:
-    """Mean square of the weights of every tensor that keeps its norm; measured once a save."""
+    """Mean square of the weights of every tensor that keeps its norm; measured once a save.
+
+    Of what is not zero in a pruned one: no noise is added to zeros.
+    """
     key = ("lattice", "squares")
     if key not in hints.scratch:
         names = [name for name, tensor in state.items() if keeps_norm(name, tensor, hints)]
-        found = map_threads(lambda name: mean_square(state[name]), names)
+        found = map_threads(lambda name: _square(state[name]), names)
         hints.scratch[key] = dict(zip(names, found, strict=True))
     known: dict[str, float] = hints.scratch[key]
     return known
+
+
+def _square(tensor: Tensor) -> float:
+    return mean_square(tensor) / (1.0 - zero_share(tensor))
 
 
 def shortening(step: float, square: float) -> float:

@@ -37,7 +37,7 @@ def rekey_streams(held: Held) -> Iterator[Stream]:
                 yield Stream(name, "values", *encode_smallest(own.bits, None, CODECS))
             else:
                 yield Stream(name, "cells", *encode_smallest(own.packed, None))
-                yield from row_streams(name, own.rows, None, alone=True)
+                yield from row_streams(name, own.rows, None, own.middle, alone=True)
         cells = [own for own in members if isinstance(own, Cells)]
         words = [outlier_words(own, None) for own in cells]
         if words and (far := outlier_stream(cells[0].name, np.concatenate(words))):

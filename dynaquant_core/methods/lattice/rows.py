@@ -3,6 +3,8 @@
 The row of an embedding's ``padding_idx`` is zero, and no gradient reaches it; nor does one reach the row of a
 token that never occurs.  On a lattice each restore would add noise to them.  So rows of zeros are said to be
 zeros, and rows of an embedding that still are what a run was restored to are said to be what the base holds.
+
+A pruned matrix has zeros all over, and its training goes by them.  So each zero of a row is said (`zeros`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,14 @@ from torch import Tensor
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import Stream, StreamSource
+from dynaquant_core.methods.lattice.zeros import (
+    Bits,
+    find_zeros,
+    read_zeros,
+    rows_with,
+    write_zeros,
+    zero_stream,
+)
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.words import CODECS
 from dynaquant_core.state.raw import empty_words, tensor_of, words_of
@@ -26,10 +36,12 @@ from dynaquant_core.state.spec import TensorSpec, dtype_of
 
 __all__ = ["StillRows", "find_rows", "holds_rows", "read_rows", "row_streams"]
 
-#: What ``still`` says of a row: it is on the lattice, what the base holds, zeros, in the stream ``rows``.
-MOVING, HELD, ZEROS, GIVEN = range(4)
+#: What ``still`` says of a row: it is on the lattice, what the base holds, zeros, in the stream ``rows``, on
+#: the lattice but for the zeros of the stream ``zeros``.
+MOVING, HELD, ZEROS, GIVEN, PRUNED = range(5)
 
 Marks = NDArray[np.uint8]
+Middle = Callable[[], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +49,22 @@ class StillRows:
     """Rows of a tensor, which are its first dimension's, that are not read off its lattice.
 
     Args:
-        marks: uint8[rows]: `MOVING`, `HELD` or `ZEROS`.
+        marks: uint8[rows]: `MOVING`, `HELD`, `ZEROS` or `PRUNED`.
         values: of the rows that are held, in order, in the tensor's dtype, [m, weights of a row], on the CPU.
+        zeros: where weights of pruned rows are zero; None where no row is pruned.
     """
 
     marks: Marks
     values: Tensor
+    zeros: Bits | None = None
 
     def write(self, out: Tensor) -> None:
         """Puts the rows into a tensor with as many weights, of any floating dtype, on any device."""
         rows = out.view(self.marks.size, -1)
         rows[self._places(ZEROS, out)] = 0
         rows[self._places(HELD, out)] = self.values.to(out.device, out.dtype)
+        if self.zeros is not None:
+            write_zeros(self.zeros, out)
 
     def _places(self, mark: int, out: Tensor) -> Tensor:
         return torch.from_numpy(np.flatnonzero(self.marks == mark)).to(out.device)
@@ -66,9 +82,9 @@ def find_rows(
         everywhere: a run began from ``base``, so any row may be as it was; else those that were held alone.
 
     Example:
-        >>> found = find_rows(torch.eye(3)[:, :2], None, None, everywhere=False)
+        >>> found = find_rows(torch.tensor([[1.0, 2], [3, 0], [0, 0]]), None, None, everywhere=False)
         >>> found.marks.tolist()
-        [0, 0, 2]
+        [0, 4, 2]
     """
     if tensor.dim() < 2 or tensor.numel() == 0:
         return None
@@ -80,9 +96,13 @@ def find_rows(
         marks[asked[_alike(matrix, base.reshape(matrix.shape), asked)]] = HELD
     empty = np.flatnonzero((matrix[:, 0] == 0).cpu().numpy())  # of trained weights next to none
     marks[empty[_words(matrix, empty).max(1, initial=0) == 0]] = ZEROS
+    zeros = find_zeros(matrix, marks == MOVING)
+    if zeros is not None:
+        marks[rows_with(zeros, len(matrix), matrix.shape[1])] = PRUNED
     if not marks.any():
         return None
-    return StillRows(marks, matrix[torch.from_numpy(np.flatnonzero(marks == HELD)).to(matrix.device)].cpu())
+    held = torch.from_numpy(np.flatnonzero(marks == HELD)).to(matrix.device)
+    return StillRows(marks, matrix[held].cpu(), zeros)
 
 
 def holds_rows(rows: StillRows | None) -> bool:
@@ -91,19 +111,34 @@ def holds_rows(rows: StillRows | None) -> bool:
 
 
 def row_streams(
-    name: str, own: StillRows | None, below: StillRows | None, *, alone: bool = False
+    name: str, own: StillRows | None, below: StillRows | None, middle: Middle, *, alone: bool = False
 ) -> Iterator[Stream]:
-    """What says them; ``alone``: without a base, so that rows that are held are given."""
+    """What says them; ``alone``: without a base, so that rows that are held are given.
+
+    Args:
+        name: of the tensor.
+        own: its rows; None: there are none that stay.
+        below: of its base; None: it has none.
+        middle: which of its weights are 0 steps from zero; asked where rows are pruned.
+        alone: as said.
+    """
     if own is None:
         return
     marks = np.where(own.marks == HELD, GIVEN, own.marks).astype(np.uint8) if alone else own.marks
-    yield Stream(name, "still", *encode_smallest(marks, None if below is None or alone else below.marks))
+    known = None if below is None or alone else below
+    yield Stream(name, "still", *encode_smallest(marks, None if known is None else known.marks))
+    if own.zeros is not None:
+        yield zero_stream(name, own.zeros, None if known is None else known.zeros, middle())
     if alone and len(own.values):
         yield Stream(name, "rows", *encode_smallest(words_of(own.values), None, CODECS))
 
 
 def read_rows(
-    source: StreamSource, name: str, below: StillRows | None, base: Callable[[], Tensor] | None
+    source: StreamSource,
+    name: str,
+    below: StillRows | None,
+    base: Callable[[], Tensor] | None,
+    middle: Middle,
 ) -> StillRows:
     """What `row_streams` wrote.
 
@@ -112,6 +147,7 @@ def read_rows(
         name: of a tensor on a lattice, whose row of the layout says that there is something.
         below: what the base says.
         base: decodes what a reader holds of the tensor, in its shape; asked where rows are held.
+        middle: which of its weights are 0 steps from zero; asked where rows are pruned.
 
     Raises:
         CorruptFileError: the streams are not what `row_streams` writes.
@@ -123,7 +159,7 @@ def read_rows(
     marks = np.empty(spec.shape[0], np.uint8)
     decode_stream(source, name, "still", marks, None if below is None else below.marks)
     held, given = (np.flatnonzero(marks == mark) for mark in (HELD, GIVEN))
-    if marks.max() > GIVEN or (held.size and given.size):
+    if marks.max() > PRUNED or (held.size and given.size):
         raise CorruptFileError(f"tensor {name}: its rows are marked {np.unique(marks).tolist()}.")
     if held.size and base is None:
         raise MissingBaseError(f"tensor {name}: rows are what its base holds, but no base is given.")
@@ -132,7 +168,10 @@ def read_rows(
         values = base().reshape(marks.size, -1)[torch.from_numpy(held)]
     elif given.size:
         values = _given(source, name, TensorSpec((given.size, values.shape[1]), spec.dtype))
-    return StillRows(np.where(marks == GIVEN, HELD, marks).astype(np.uint8), values)
+    zeros = None
+    if (marks == PRUNED).any():
+        zeros = read_zeros(source, name, marks == PRUNED, None if below is None else below.zeros, middle())
+    return StillRows(np.where(marks == GIVEN, HELD, marks).astype(np.uint8), values, zeros)
 
 
 def _given(source: StreamSource, name: str, spec: TensorSpec) -> Tensor:
