@@ -22,6 +22,7 @@ __all__ = [
     "Kind",
     "Role",
     "assign_roles",
+    "centred_names",
     "fits_float32",
     "has_range",
     "is_finite",
@@ -109,6 +110,26 @@ def _apart(leaf: Leaf) -> tuple[Place, str]:
     """Where a leaf lies and what it is called there, dots within its key being levels too."""
     place, _, name = str(leaf.path[-1] if leaf.path else "").rpartition(".")
     return (leaf.path[:-1], place), name
+
+
+def centred_names(leaves: Iterable[Leaf]) -> frozenset[str]:
+    """Names of the averages of gradients whose square an optimizer takes from a second moment, and of that.
+
+    It takes the root of what is left, which is not a number where rounding made the square the larger one.
+    Where gradients are steady next to nothing is left, so no error of either is small.
+
+    Example:
+        >>> from dynaquant_core.state.tree import flatten
+        >>> entry = {"square_avg": torch.ones(4), "grad_avg": torch.ones(4), "momentum_buffer": torch.ones(4)}
+        >>> sorted(centred_names(flatten({"state": {0: entry}, "param_groups": []}).leaves))
+        ['state.0.grad_avg', 'state.0.square_avg']
+    """
+    found: dict[Place, dict[Kind | None, list[str]]] = {}
+    for leaf in leaves:
+        place, name = _apart(leaf)
+        found.setdefault(place, {}).setdefault(MOMENT_KINDS.get(name), []).append(leaf.name)
+    centred = [kinds for kinds in found.values() if "centre" in kinds]
+    return frozenset(name for kinds in centred for name in (*kinds["centre"], *kinds.get("second", ())))
 
 
 def moment_kind(name: str) -> Kind | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dynaquant_core.methods.base import Method, Reference, TakesVectors
 from dynaquant_core.methods.exact import Exact
-from dynaquant_core.methods.moments import moments_method
+from dynaquant_core.methods.moments import moments_method, stay_exact
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.state import (
     Leaf,
@@ -115,12 +115,14 @@ def divide(tree: Tree, settings: Settings, method: Method, kept: frozenset[str] 
     found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     refused: list[str] = []
     owned = owned_by(tree.leaves, [name for name, role in roles.items() if role == "weight"])
+    whole = stay_exact(settings.moments, tree.leaves)
     vectors = {part: each for part, each in methods.items() if isinstance(each, TakesVectors)}
 
     def owner_of(leaf: Leaf) -> str | None:
         if leaf.source == "data" or leaf.name in kept or matches(leaf.name, settings.exact):
             return None
-        return _owner(roles[leaf.name], method, settings)
+        owner = _owner(roles[leaf.name], method, settings)
+        return None if owner == "moments" and leaf.name in whole else owner
 
     def part_of(leaf: Leaf) -> str:
         """Whether a tensor is taken may need a look at every value."""

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from dynaquant_core.training.names import canonical_keys, parameter_names
+from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import by_name
 from dynaquant_core.training.rng import rng_state
 from dynaquant_core.training.subject import Subject, named
+from dynaquant_core.training.versions import versions_of
 
 __all__ = ["capture", "model_state"]
 
@@ -24,17 +25,23 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
     Nothing is copied, and nothing of the run is changed: the tree's tensors are the live ones.
 
     Returns:
-        ``{"step", "model", "optimizer", "scheduler", "scaler", "extra", "rng"}``, without those not given.
-        Names are free of wrappers' prefixes; optimizer state is by parameter name; a mapping of several
-        objects is a mapping of their states.
+        ``{"step", "model", "versions", "optimizer", "scheduler", "scaler", "extra", "rng"}``, without those
+        not given.  Names are free of wrappers' prefixes; optimizer state is by parameter name; a mapping of
+        several objects is a mapping of their states.  ``versions`` is what the models' state dictionaries
+        say beside their tensors (`versions_of`).
 
     Example:
         >>> tree = capture(Subject(nn.Linear(2, 1)), 20)
         >>> list(tree), tree["step"], list(tree["model"])
-        (['step', 'model', 'rng'], 20, ['weight', 'bias'])
+        (['step', 'model', 'versions', 'rng'], 20, ['weight', 'bias'])
     """
     names = parameter_names(subject.models)
-    tree: dict[str, Any] = {"step": step, "model": _each(subject.models, model_state)}
+    states = {name: (model, model.state_dict()) for name, model in subject.models.items()}
+    tree: dict[str, Any] = {
+        "step": step,
+        "model": _each(states, lambda pair: _canonical(*pair)),
+        "versions": _each(states, lambda pair: versions_of(*pair)),
+    }
     if subject.optimizer is not None:
         tree["optimizer"] = _each(subject.optimizers, lambda optimizer: by_name(optimizer, names))
     if subject.scheduler is not None:
@@ -58,8 +65,11 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         >>> list(model_state(torch.compile(nn.Linear(1, 1), backend="eager")))
         ['weight', 'bias']
     """
-    state = model.state_dict()
-    return {name: state[key] for name, key in canonical_keys(model).items()}
+    return _canonical(model, model.state_dict())
+
+
+def _canonical(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {canonical_name(model, key): value for key, value in state.items()}
 
 
 def plain(state: Any) -> Any:

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import model_state
-from dynaquant_core.training.names import canonical_keys, parameter_names
+from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import by_number
 from dynaquant_core.training.rng import put_rng_back
 from dynaquant_core.training.subject import Subject, named
+from dynaquant_core.training.versions import as_state_dict
 
 __all__ = ["put_back"]
 
@@ -85,15 +86,14 @@ def _models(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
             f"the checkpoint does not fit the model: {'; '.join(problems[:SHOWN])}{more}. "
             f"Build the model as it was built when the checkpoint was saved; nothing was restored."
         )
-    return [
-        _Step(_called("model", name), model.load_state_dict, _own_keys(model, stored[name]))
-        for name, model in subject.models.items()
-    ]
-
-
-def _own_keys(model: nn.Module, stored: Mapping[str, Any]) -> dict[str, Any]:
-    keys = canonical_keys(model)
-    return {keys[name]: value for name, value in stored.items()}
+    versions = dict.fromkeys(subject.models)  # checkpoints from before they were stored
+    if "versions" in tree:
+        versions = _parts(tree, "versions", subject.models)
+    steps = []
+    for name, model in subject.models.items():
+        state = as_state_dict(model, stored[name], versions[name])
+        steps.append(_Step(_called("model", name), model.load_state_dict, state))
+    return steps
 
 
 def _called(part: str, name: str) -> str:
@@ -206,7 +206,7 @@ def _with_counters(stored: Any, own: Any) -> Any:
 
 
 def _say_left_out(subject: Subject, tree: Mapping[str, Any]) -> None:
-    here = {"step", "rng", "model", *(("optimizer",) if subject.optimizers else ())}
+    here = {"step", "rng", "model", "versions", *(("optimizer",) if subject.optimizers else ())}
     here |= {part for part in ("scheduler", "scaler") if getattr(subject, part) is not None}
     here |= {"extra"} if subject.extra else set()
     left = [str(part) for part in tree if part not in here]

@@ -8,6 +8,14 @@ a card of each); they share `forms` (how one tensor is written), `draft`, `strea
 from __future__ import annotations
 
 from dynaquant_core.methods.moments.eight_bit import BlocksDraft, BlocksReference, LogBlocks
-from dynaquant_core.methods.moments.policies import MOMENTS, least_bytes, moments_method
+from dynaquant_core.methods.moments.policies import MOMENTS, least_bytes, moments_method, stay_exact
 
-__all__ = ["MOMENTS", "BlocksDraft", "BlocksReference", "LogBlocks", "least_bytes", "moments_method"]
+__all__ = [
+    "MOMENTS",
+    "BlocksDraft",
+    "BlocksReference",
+    "LogBlocks",
+    "least_bytes",
+    "moments_method",
+    "stay_exact",
+]

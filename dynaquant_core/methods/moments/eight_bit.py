@@ -2,6 +2,9 @@
 
 A moment is written whole at every checkpoint: between two of them nearly every code changes, and codes held
 as a base would cost a byte a value.  One that did not change at all costs nothing (found by its digest).
+
+Both averages of centred RMSprop are not taken at all (`policies.stay_exact`): 5% of each can be more than
+the difference that it takes the root of.
 """
 
 from __future__ import annotations
@@ -93,7 +96,8 @@ class LogBlocks(OnePoint):
     """The method ``"8bit"``: moments in logarithmic blocks.
 
     The error is within 5% of each value (`quantize.blocks` states it in full); what was zero, positive or
-    negative stays so, and a second moment never becomes zero.
+    negative stays so, and a second moment never becomes zero.  It takes tensors as they are given: a store
+    keeps what centred RMSprop subtracts, and what from, in its exact part.
 
     Example:
         >>> import torch

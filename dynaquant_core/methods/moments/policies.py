@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from dynaquant_core.config import nearest, require
@@ -13,8 +13,9 @@ from dynaquant_core.methods.moments.eight_bit import LogBlocks
 from dynaquant_core.methods.moments.minimal import Minimal
 from dynaquant_core.methods.moments.none import Dropped
 from dynaquant_core.methods.moments.second import SecondOnly
+from dynaquant_core.state import Leaf, centred_names
 
-__all__ = ["MOMENTS", "least_bytes", "moments_method"]
+__all__ = ["MOMENTS", "least_bytes", "moments_method", "stay_exact"]
 
 #: ``moments=`` -> the method that writes them, unless the weights' method owns moments itself; from the one
 #: that keeps most to the one that keeps least.
@@ -44,6 +45,27 @@ def moments_method(name: str) -> Method:
     good = isinstance(name, str) and name in MOMENTS
     require(good, f"store: there are no moments {name!r}; {nearest(name, MOMENTS)}")
     return MOMENTS[name]()
+
+
+def stay_exact(policy: Method, leaves: Iterable[Leaf]) -> frozenset[str]:
+    """Names of the moments that a policy leaves to the exact part for what lies beside them.
+
+    ``"8bit"`` promises each value within 5%, which says nothing of the difference that centred RMSprop takes
+    the root of.  The four smaller ones give zeros in place of what is taken.
+
+    Args:
+        policy: what `moments_method` returned.
+        leaves: of a whole state.
+
+    Example:
+        >>> import torch
+        >>> from dynaquant_core.state import flatten
+        >>> entry = {"square_avg": torch.ones(4), "grad_avg": torch.ones(4)}
+        >>> leaves = flatten({"state": {0: entry}, "param_groups": []}).leaves
+        >>> [len(stay_exact(moments_method(name), leaves)) for name in ("8bit", "minimal")]
+        [2, 0]
+    """
+    return centred_names(leaves) if isinstance(policy, LogBlocks) else frozenset()
 
 
 def least_bytes(method: str) -> float:
