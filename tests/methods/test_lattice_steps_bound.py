@@ -50,14 +50,15 @@ def grown(method, state, hints):
     }
 
 
-def test_matrices_under_adam_are_free_and_convolutions_have_half_the_step():
-    """Noise of convolutions costs a run more under Adam than without second moments; of matrices, nothing."""
+def test_matrices_under_adam_are_free_and_convolutions_and_embeddings_have_half_the_step():
+    """Noise of those costs a run more under Adam than without second moments; of other matrices, nothing."""
     state = layers()
     every = Hints(fisher=dict.fromkeys(state, 1e-6))
     bounded, free = grown(LATTICE, state, Hints()), grown(LATTICE, state, every)
     assert all(1.02 < energy < 1.14 for energy in bounded.values())
     for name, energy in free.items():
-        assert energy < 1 + 1.6 / 48 if state[name].dim() > 2 else energy > 1.14, name
+        half = state[name].dim() > 2 or name == "wte.weight"
+        assert energy < 1 + 1.6 / 48 if half else energy > 1.14, name
     assert all(energy < 1.14 for energy in grown(Lattice(max_step_of="all"), state, every).values())
     told = Hints(fisher=every.fisher, layer_types=dict.fromkeys(state, "convolution"))
     assert all(energy < 1.14 for energy in grown(LATTICE, state, told).values())

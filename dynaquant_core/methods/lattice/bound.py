@@ -3,7 +3,8 @@
 A step of s spreads adds s^2 / 12 of a tensor's own energy, which a restore leaves there.  Behind a
 normalisation only the direction of weights counts, so that larger ones turn less at each step of the
 optimizer; convolutions mostly stand there, and so do linear layers that have a batch norm beside them.
-Under Adam their noise cost a run more than without second moments, so half the step is allowed there.
+Under Adam their noise cost a run more than without second moments, so half the step is allowed there; and
+in tables of embeddings, whose rows see a gradient only now and then.
 Without second moments (SGD) the gradient shrinks too as the weights behind a normalisation grow.  Matrices of
 transformers under Adam ended no worse however large they grew (docs/restoring.md), so all others go with the
 scale wherever an optimizer keeps second moments.  Not beyond: what has next to no gradient (a head that is
@@ -26,7 +27,8 @@ __all__ = ["Bound"]
 
 #: What a batch norm calls the buffer that tells it from other layers.
 VARIANCE = ".running_var"
-#: What is left of the bound under Adam and its kin, where noise behind a normalisation costs a run more.
+#: What is left of the bound under Adam and its kin, where noise behind a normalisation, or in an embedding,
+#: costs a run more.
 SLOW = 0.5
 #: Times the scale, in its own spreads, that a step may have where no bound holds.  In a GPT and a ViT, all of
 #: which is trained, steps of matrices come to 0.15 to 1.8 times the scale, whenever one looks.
@@ -68,12 +70,13 @@ class Bound:
     def _limit(self, name: str, tensor: Tensor, hints: Hints) -> tuple[float, bool]:
         """(the bound whatever the scale, whether steps may go with it beyond).
 
-        They do in a matrix whose optimizer keeps second moments, with no batch norm beside its layer.
+        They do in a matrix whose optimizer keeps second moments, with no batch norm beside its layer; in a
+        table of embeddings they do not.
         """
         if tensor.dim() < 2 or name not in hints.fisher:
             return self.widest, False
         kind = hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
-        if kind == "convolution" or owner(owner(name)) in batch_normed(hints):
+        if kind in {"convolution", "embedding"} or owner(owner(name)) in batch_normed(hints):
             return self.widest * SLOW, False
         return self.widest, not self.everywhere
 
