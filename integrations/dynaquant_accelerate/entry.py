@@ -38,8 +38,10 @@ def install(
         every: optimizer steps between your calls of ``save_state``, if regular; None: the distance of the
             last two is taken to go on.  It says when gradients are worth averaging, not when to save.
         evaluate: takes nothing, or the unwrapped model; returns a number, or one a batch, on fixed held-out
-            batches.  Under data parallelism every process calls it, for other candidates: it must see the
-            same data everywhere and use no collectives.  None: a fixed careful configuration is used.
+            batches.  Of several models it gets a mapping, ``{"model_0": ..., "model_1": ...}`` in the order
+            of ``prepare``, averages with them.  Under data parallelism every process calls it, for other
+            candidates: it must see the same data everywhere and use no collectives.  None: a fixed careful
+            configuration is used.
         threshold: allowed relative degradation at each checkpoint, a share (0.01 = 1%).
         mode: whether the metric is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: the project's default.

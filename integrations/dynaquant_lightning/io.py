@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric import is_wrapped
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
@@ -63,8 +65,12 @@ class DynaQuantCheckpointIO(CheckpointIO):
         given = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
         self.runs = Runs(PluginOptions(**given), self.reported)
         self._native = TorchCheckpointIO()
+        self._parallel: DistributedDataParallel | None = None
         self._saves = 0
         self.turns = Turns()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_parallel": None}  # belongs to this process
 
     # -- for Fabric --------------------------------------------------------------------------------
 
@@ -76,6 +82,7 @@ class DynaQuantCheckpointIO(CheckpointIO):
             optimizers: one or several, likewise.
             evaluate: used where the class was given none.
         """
+        self._parallel = _parallel(model)
         several = optimizers if isinstance(optimizers, Iterable) else [optimizers]
         self.runs.watch(_bare(model), [_bare(optimizer) for optimizer in several], evaluate)
 
@@ -150,7 +157,8 @@ class DynaQuantCheckpointIO(CheckpointIO):
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
         """Compresses a checkpoint into the folder ``path``."""
         run = self.runs.begin(path, moments=has_moments(checkpoint))
-        run.save(path, self.step_of(checkpoint), to_tree(checkpoint, path))
+        with _unsynchronised(self._parallel):  # the other ranks wait for this one's search
+            run.save(path, self.step_of(checkpoint), to_tree(checkpoint, path))
 
     def step_of(self, checkpoint: Mapping[str, Any]) -> int:
         """Completed steps as the checkpoint tells them; where it does not, saves are counted."""
@@ -165,6 +173,25 @@ class DynaQuantCheckpointIO(CheckpointIO):
 def _is_taken(path: Any) -> bool:
     """Whether what is written there is a checkpoint and not a scratch copy of Lightning's own."""
     return not Path(os.fspath(path)).name.startswith(".")
+
+
+def _parallel(wrapped: Any) -> DistributedDataParallel | None:
+    """What runs a module that Fabric has wrapped on several ranks, if something does."""
+    inner = getattr(wrapped, "_forward_module", None) if is_wrapped(wrapped) else wrapped
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+@contextmanager
+def _unsynchronised(module: DistributedDataParallel | None) -> Iterator[None]:
+    """Inside the context a forward pass broadcasts no buffers, for which it would wait on the other ranks."""
+    if module is None:
+        yield
+        return
+    before, module.require_forward_param_sync = module.require_forward_param_sync, False
+    try:
+        yield
+    finally:
+        module.require_forward_param_sync = before
 
 
 def _bare(wrapped: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Puts the stand-ins of `saving` and `loading` around the Trainer's methods, once a process."""
+"""Puts the stand-ins of `training` around the Trainer's methods, once a process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,14 @@ from typing import Any, Final
 
 from transformers import Trainer
 
-from dynaquant_transformers import loading, saving
 from dynaquant_transformers.mixin import DynaQuantTrainerMixin
 from dynaquant_transformers.support import require_known_trainer
+from dynaquant_transformers.training import WITHIN, train
 
 __all__ = ["STAND_INS", "install"]
 
 #: Method of the Trainer -> what stands in for it.
-STAND_INS: Final[Mapping[str, Callable[..., Any]]] = {
-    "train": saving.train,
-    "_save": saving.save_files,
-    "_save_optimizer_and_scheduler": saving.save_optimizer_and_scheduler,
-    "_load_from_checkpoint": loading.load_from_checkpoint,
-    "_load_optimizer_and_scheduler": loading.load_optimizer_and_scheduler,
-    "_load_best_model": loading.load_best_model,
-}
+STAND_INS: Final[Mapping[str, Callable[..., Any]]] = {"train": train, **WITHIN}
 
 MARK = "_dynaquant"
 

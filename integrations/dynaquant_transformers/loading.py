@@ -38,7 +38,8 @@ def load_from_checkpoint(
 ) -> None:
     """``_load_from_checkpoint``: the weights; the optimizer's state is read with them and waits."""
     if not is_ours(resume_from_checkpoint):
-        native(resume_from_checkpoint, model)
+        more = () if model is None else (model,)  # which some subclasses do not take
+        native(resume_from_checkpoint, *more)
         return
     folder = Path(resume_from_checkpoint)
     require_own(folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer
 
 from dynaquant_core.errors import ConfigError
-from dynaquant_transformers import loading, saving
+from dynaquant_transformers import loading, saving, training
 from dynaquant_transformers.callback import DynaQuantCallback, callback_of
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class DynaQuantTrainerMixin(_Base):
             self.add_callback(DynaQuantCallback(**dict(dynaquant or {})))
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """See `saving.train`."""
-        return saving.train(self, super().train, resume_from_checkpoint, *args, **kwargs)
+        """See `training.train`."""
+        return training.train(self, super().train, resume_from_checkpoint, *args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         saving.save_files(self, super()._save, output_dir, state_dict)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +17,10 @@ from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from dynaquant_transformers.callback import callback_of, session_of
-from dynaquant_transformers.evaluation import shadowed
+from dynaquant_transformers.callback import session_of
 from dynaquant_transformers.weights import hollow
 
-__all__ = ["SIGNPOST", "save_files", "save_optimizer_and_scheduler", "train"]
+__all__ = ["SIGNPOST", "save_files", "save_optimizer_and_scheduler"]
 
 Method = Callable[..., Any]
 
@@ -30,23 +28,6 @@ Method = Callable[..., Any]
 SIGNPOST: Final = (
     "import dynaquant_transformers to read this checkpoint (pip install dynaquant[transformers])"
 )
-
-
-def train(
-    trainer: Trainer, native: Method, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
-) -> Any:
-    """``train``: everything that is saved in it goes through one session.
-
-    ``_save_checkpoint`` is taken from the trainer, not from its class: what a subclass does in it before and
-    after the Trainer's own part belongs to the checkpoint as well.
-    """
-    callback = callback_of(trainer)
-    if callback is None:
-        return native(resume_from_checkpoint, *args, **kwargs)
-    with callback.training(trainer) as session:
-        save = partial(session.save, trainer._save_checkpoint)
-        with shadowed(trainer, "_save_checkpoint", save):
-            return native(session.find(resume_from_checkpoint), *args, **kwargs)
 
 
 def save_files(trainer: Trainer, native: Method, output_dir: Any = None, state_dict: Any = None) -> None:

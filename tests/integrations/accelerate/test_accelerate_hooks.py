@@ -4,10 +4,12 @@ from fractions import Fraction
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import nn
 
 from dynaquant_accelerate import export, install, newest
+from dynaquant_core.errors import EvaluationError
 from tests.integrations.accelerate.conftest import forget
 from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, evaluate, everything, resume, train
 
@@ -131,3 +133,28 @@ def test_uninstalling_leaves_a_wrapper_of_the_users(tmp_path):
     ours.close()
     bench.accelerator.save_state()
     assert len(calls) == 2
+
+
+def test_several_models_come_to_evaluate_by_name(tmp_path):
+    inputs = torch.randn(16, 32)
+    seen = []
+
+    def error(models):
+        seen.append(sorted(models))
+        return float((models["model_0"](inputs) - models["model_1"](inputs)).square().mean())
+
+    for evaluate_both in (error, lambda model: model(inputs).sum()):
+        accelerator = Accelerator(cpu=True, project_dir=str(tmp_path))
+        student, teacher = nn.Linear(32, 32), nn.Linear(32, 32).requires_grad_(requires_grad=False)
+        optimizer = torch.optim.AdamW(student.parameters())
+        student, teacher, optimizer = accelerator.prepare(student, teacher, optimizer)
+        ours = install(accelerator, evaluate=evaluate_both)
+        accelerator.backward((student(inputs) - teacher(inputs)).square().mean())
+        optimizer.step()
+        if evaluate_both is error:
+            accelerator.save_state(str(tmp_path / "saved"))
+            assert ours.wait().met
+            assert seen[0] == ["model_0", "model_1"]
+        else:
+            with pytest.raises(EvaluationError, match="mapping of model_0, model_1"):
+                accelerator.save_state(str(tmp_path / "refused"))

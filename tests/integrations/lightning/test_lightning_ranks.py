@@ -32,4 +32,17 @@ def test_two_ranks(tmp_path):
         "step": 40,
         "resumed": True,
         "named": True,
+        "found": ["best.ckpt", "True"] * 2 + ["last.ckpt", "True"],
     }
+
+
+def test_fabric_searches_on_one_rank_with_a_module_that_broadcasts_its_buffers(tmp_path):
+    """Its forward pass would wait for ranks that are in ``fabric.save`` already."""
+    command = [sys.executable, "-m", "tests.integrations.lightning.fabric_pair", tmp_path]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said.pop("evaluations") > 2
+    assert said == {"step": 4, "broadcasts": True}

@@ -1,0 +1,82 @@
+"""What ``train`` does where there is a `DynaQuantCallback`, and which methods have stand-ins meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from inspect import unwrap
+from typing import Any, Final
+
+from transformers import Trainer
+
+from dynaquant_transformers import loading, saving
+from dynaquant_transformers.callback import callback_of
+from dynaquant_transformers.evaluation import shadowed
+
+__all__ = ["WITHIN", "hides", "train"]
+
+Method = Callable[..., Any]
+
+#: Method of the Trainer that ``train`` calls -> what stands in for it.
+WITHIN: Final[Mapping[str, Method]] = {
+    "_save": saving.save_files,
+    "_save_optimizer_and_scheduler": saving.save_optimizer_and_scheduler,
+    "_load_from_checkpoint": loading.load_from_checkpoint,
+    "_load_optimizer_and_scheduler": loading.load_optimizer_and_scheduler,
+    "_load_best_model": loading.load_best_model,
+}
+
+
+def train(
+    trainer: Trainer, native: Method, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """``train``: everything that is saved in it goes through one session.
+
+    ``_save_checkpoint`` is taken from the trainer, not from its class: what a subclass does in it before and
+    after the Trainer's own part belongs to the checkpoint as well.
+    """
+    callback = callback_of(trainer)
+    with _uncovered(trainer):
+        if callback is None:
+            return native(resume_from_checkpoint, *args, **kwargs)
+        with callback.training(trainer) as session:
+            save = partial(session.save, trainer._save_checkpoint)
+            with shadowed(trainer, "_save_checkpoint", save):
+                return native(session.find(resume_from_checkpoint), *args, **kwargs)
+
+
+@contextmanager
+def _uncovered(trainer: Trainer) -> Iterator[None]:
+    """Stand-ins in front of a subclass's own methods that never come to the Trainer's (`hides`)."""
+    with ExitStack() as stack:
+        for name, stand_in in WITHIN.items():
+            if hides(type(trainer), name):
+                own = getattr(trainer, name)
+                stack.enter_context(shadowed(trainer, name, partial(stand_in, trainer, own)))
+        yield
+
+
+def hides(trainer: type[Trainer], name: str) -> bool:
+    """Whether a subclass has a method of its own that does not go on to the Trainer's.
+
+    One that does names it, as in ``super()._save(...)``; then the stand-in is met there, and what the
+    subclass does beside stays.
+
+    Example:
+        >>> class Own(Trainer):
+        ...     def _save(self, output_dir=None, state_dict=None):
+        ...         self.model.save_pretrained(output_dir)
+        ...     def _load_best_model(self):
+        ...         super()._load_best_model()
+        >>> hides(Own, "_save"), hides(Own, "_load_best_model"), hides(Own, "_load_from_checkpoint")
+        (True, False, False)
+    """
+    for base in trainer.__mro__:
+        if base is Trainer or base.__module__ == "dynaquant_transformers.mixin":
+            return False
+        if name in vars(base):
+            code = getattr(unwrap(vars(base)[name]), "__code__", None)
+            if code is not None and name not in code.co_names:
+                return True
+    return False

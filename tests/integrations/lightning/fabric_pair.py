@@ -1,0 +1,48 @@
+"""Two ranks of Fabric: ``python -m tests.integrations.lightning.fabric_pair FOLDER`` prints what came."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from dynaquant_lightning import DynaQuantCheckpointIO
+
+
+def main(folder: Path) -> None:
+    """Trains a net with a batch norm and searches with the module that ``fabric.setup`` gave."""
+    io = DynaQuantCheckpointIO(threshold=0.05)
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[io])
+    fabric.launch()
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(64, 16), torch.randint(0, 4, (64,))
+    net = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
+    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), 1e-2))
+    seen = []
+
+    def evaluate():
+        seen.append(fabric.global_rank)
+        return float(nn.functional.cross_entropy(model(inputs), labels))
+
+    io.watch(model, optimizer, evaluate=evaluate)
+    state = {"model": model, "optimizer": optimizer, "step": 0}
+    own = slice(32 * fabric.global_rank, 32 * fabric.global_rank + 32)
+    for _ in range(4):
+        fabric.backward(nn.functional.cross_entropy(model(inputs[own]), labels[own]))
+        optimizer.step()
+        optimizer.zero_grad()
+        state["step"] += 1
+        if state["step"] % 2 == 0:
+            fabric.save(str(folder / f"step-{state['step']}.ckpt"), state)
+    io.wait()
+    fabric.barrier()
+    fabric.load(str(folder / "step-4.ckpt"), state)
+    broadcasts = model._forward_module.require_forward_param_sync
+    if fabric.global_rank == 0:
+        print(json.dumps({"step": state["step"], "evaluations": len(seen), "broadcasts": broadcasts}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
