@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dynaquant_core.errors import DynaQuantError, EvaluationError
-from dynaquant_core.plugins.agreement import Stand, compared, deadline, rank, ranks
+from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks
 from dynaquant_core.plugins.watched import Watched
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.trail import Trail
@@ -62,7 +62,9 @@ class Decider:
             The choice on the rank that writes; None on the others, which only remember what it comes to.
 
         Raises:
-            EvaluationError: on the ranks that do not write; the writer commits an exact checkpoint first.
+            EvaluationError: on the ranks that do not write, once the writer has committed the exact
+                checkpoint, for which it waits for none of them.  Or, with nothing committed, a rank is silent
+                before the search.
             DynaQuantError: the save cannot begin, here or on another rank.
         """
         if ranks() == 1:
@@ -79,6 +81,7 @@ class Decider:
         self._trail.follow(saving, choice.draft)
         self._watched.begin_interval()
         if choice.error is not None:
+            await_commit(step)  # a launcher ends the writer, too, once a rank has left
             raise choice.error
         return None
 
@@ -160,7 +163,8 @@ class Decider:
 
     def _stand(self, saving: Saving | None, problem: DynaQuantError | None) -> Stand:
         if saving is None:
-            return Stand(problem=f"{type(problem).__name__}: {problem}")
+            assert problem is not None
+            return Stand.failed(problem)
         method = f"{self._trail.method.name} {sorted(self._trail.method.options().items())}"
         if saving.base is None:
             return Stand(method=method)

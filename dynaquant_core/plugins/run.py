@@ -16,6 +16,7 @@ import torch
 
 from dynaquant_core.config import require
 from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.plugins.agreement import require_all_well, tell_commit
 from dynaquant_core.plugins.deciding import Chosen, Decider
 from dynaquant_core.plugins.folder import copy_checkpoint, remove_folder, replacing
 from dynaquant_core.plugins.line import Line
@@ -119,10 +120,29 @@ class PluginRun:
 
     # -- saving ------------------------------------------------------------------------------------
 
+    def meet(self, step: int) -> None:
+        """`wait` for all ranks together: before a save in which they wait for each other.
+
+        Raises:
+            SaveError: something failed since the last call, here or on another rank, which it names.
+            EvaluationError: a rank is silent for as long as the deadline; names it.
+        """
+        if not self.enabled:
+            return
+        problem = None
+        try:
+            self._settle()
+        except DynaQuantError as error:
+            problem = error
+        with told(raises=self._raises):
+            require_all_well(step, problem)
+
     def choose(self, step: int, tree: Any) -> None:
         """Searches for what the save of ``step`` that follows will store.
 
-        With more than one rank this is a collective: all ranks call it, and the rank that writes saves.
+        With more than one rank this is a collective: all ranks call it, and the rank that writes saves.  It
+        saves without waiting for another rank: where the search failed, the others do not come back from
+        here, and what is saved is the exact checkpoint that they are waiting for.
 
         Args:
             step: completed optimizer steps.
@@ -171,11 +191,16 @@ class PluginRun:
             return
         started = time.perf_counter()
         self._failed = True
+        of_step, _, chosen = self._chosen or (None, None, None)
+        awaited = of_step if chosen is not None and chosen.choice.error is not None else None
+        del chosen
         try:
             self._settle()  # never two saves in memory, and a delta needs its base
             with told(raises=self._raises):
                 self._save(_local(folder), step, tree, started, note or {})
         finally:
+            if awaited is not None:
+                tell_commit(awaited)
             self._chosen = None
             self._watched.begin_interval()
 

@@ -20,7 +20,7 @@ from dynaquant_accelerate.prepared import averages, inner_optimizers, whose
 from dynaquant_accelerate.schedule import Steps, steps_of
 from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import StorageError
+from dynaquant_core.errors import EvaluationError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
 
@@ -85,7 +85,7 @@ class Installed:
         The folder counts as a checkpoint from its commit on, which comes after all other files in it.
         """
         run, step = self._run, self._steps.done
-        run.wait()
+        run.meet(step)
         if not run.enabled:
             return None
         self._naming.clear_the_way()
@@ -95,8 +95,8 @@ class Installed:
         except (OSError, RuntimeError) as error:
             return self._refused(error)
         tree = state_of(self._accelerator, models, step)
-        run.choose(step, tree)
         self._accelerator.wait_for_everyone()  # every file of every process is there
+        run.choose(step, tree)  # from here on nobody waits: where a process cannot measure, the others leave
         if self._accelerator.is_main_process:
             run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
             self._naming.rotate(run)
@@ -197,7 +197,16 @@ def _of_the_model(evaluate: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(evaluate)
     def measure(*given: Any) -> Any:
-        return evaluate(*map(_models, given))
+        models = tuple(map(_models, given))
+        try:
+            return evaluate(*models)
+        except (TypeError, AttributeError, KeyError) as error:
+            if not models or isinstance(models[0], nn.Module):
+                raise
+            raise EvaluationError(
+                f"evaluate raised {type(error).__name__}: {error}; of several models it is given a mapping "
+                f"of {', '.join(models[0])}."
+            ) from error
 
     return measure
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dynaquant_core.config import require
+from dynaquant_core.errors import DynaQuantError, SaveError
 from dynaquant_core.plugins import PluginOptions
 from dynaquant_lightning.schedule import steps_until_save
 from dynaquant_lightning.strategies import install, require_supported
@@ -116,11 +117,28 @@ class DynaQuantCallback(Callback):
         """Training went on."""
         self._went_on()
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Waits for what is on its way, so that hooks after this one find the checkpoints they look for."""
-        if self.io is not None:
-            self.io.went_on()
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Waits for what is on its way, so that hooks after this one find the checkpoints they look for.
+
+        So they do on every rank, though one alone writes.
+
+        Raises:
+            SaveError: something could not be written, here or on another rank.
+        """
+        if self.io is None:
+            return
+        self.io.went_on()
+        problem: DynaQuantError | None = None
+        try:
             self.io.wait()
+        except DynaQuantError as error:
+            problem = error
+        if not trainer.strategy.reduce_boolean_decision(problem is None, all=True):
+            raise problem or SaveError("another rank could not write a checkpoint; look at its log.")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Every rank finds the checkpoints, those too that a ModelCheckpoint made after `on_train_end`."""
+        trainer.strategy.barrier("DynaQuantCallback.on_fit_end")
 
     def on_exception(self, *_: Any, **__: Any) -> None:
         """Training went on."""

@@ -103,9 +103,9 @@ class DynaQuantCallback(TrainerCallback):
             self.session.log_ends()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Everything that was begun is committed."""
+        """Everything that was begun is committed, and every rank finds it."""
         if self.session is not None:
-            self.session.close()
+            self.session.end()
 
 
 def callback_of(trainer: Trainer) -> DynaQuantCallback | None:

@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import StorageError
+from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
@@ -109,6 +109,9 @@ class Session:
     def save(self, write_native: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
         """Makes a checkpoint, all ranks together; when it returns, training may go on.
 
+        All that the ranks do together comes before the search: where one of them cannot measure, or is
+        silent, the others leave, and the one that saves commits alone.
+
         Args:
             write_native: the trainer's ``_save_checkpoint``, which writes what stays native.
             model: its first argument.
@@ -118,9 +121,9 @@ class Session:
         output = trainer._get_output_dir(trial=trial)
         place = Place(Path(output).absolute(), trainer.state.global_step)
         tree = self._tree()
-        self.run.choose(place.step, tree)
         with self._tolerance():
-            self.settle()
+            self.run.meet(place.step)
+            self._shelf.put()
             self._shelf.begin(place)
             self._place = place
             try:
@@ -130,6 +133,7 @@ class Session:
                 self._place = None
             trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
             place.name_best(trainer.state, output)
+            self.run.choose(place.step, tree)
             if trainer.args.should_save:
                 self._commit(place, tree)
 
@@ -147,6 +151,20 @@ class Session:
         """Waits until the last checkpoint is committed and has its name."""
         self.run.wait()
         self._shelf.put()
+
+    def end(self) -> None:
+        """`close` where training ended well, on every rank: then all of them find the checkpoints.
+
+        What fails here is raised once the others need not wait for this rank any more.
+        """
+        problem: Exception | None = None
+        try:
+            self.close()
+        except (DynaQuantError, OSError) as error:
+            problem = error
+        self.trainer.accelerator.wait_for_everyone()
+        if problem is not None:
+            raise problem
 
     def close(self) -> None:
         """Ends the session; every checkpoint that was begun is committed and has its name."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dynaquant_core.plugins import MARKER, PluginOptions, PluginRun, read_tree
+from dynaquant_core.plugins.line import Line
 from tests.store.kit import is_same, small_state
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "is_same",
     "names_in",
     "one_thread",
+    "slow_disk",
     "small_state",
     "state",
 ]
@@ -68,3 +71,9 @@ def clutter(folder: Path) -> list[str]:
 def one_thread() -> None:
     """For programs that fork."""
     torch.set_num_threads(1)
+
+
+def slow_disk(seconds: float) -> None:
+    """From now on every job in the background of this process begins late."""
+    put = Line.put
+    Line.put = lambda self, what, job: put(self, what, lambda: (time.sleep(seconds), job()))

@@ -1,7 +1,7 @@
 """One rank of a job that trains together: ``python -m tests.plugins.ranks_life FOLDER RANK RANKS``.
 
 All ranks see the same batches, as if gradients were averaged.  Prints one JSON object: what became of each
-choice, and what the writer committed.
+choice, what the writer committed, and how several ranks leave.
 """
 
 import json
@@ -14,6 +14,7 @@ from torch import distributed
 
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import PluginOptions, PluginRun
+from tests.plugins.ranks_leave import leave
 from tests.training.models import build, evaluate_net, net_loss, one_step, seed_everything
 
 EVERY = 5
@@ -62,7 +63,8 @@ def main(folder, rank, ranks):
                 run.save(folder / f"{ranks}-ranks" / str(step), step, tree)
     run.close()
     kinds = [[info.step, info.kind, info.config.as_dict(), info.evaluations, info.met] for info in infos]
-    sys.stdout.write(json.dumps({"saved": kinds, "errors": errors}))
+    left = leave(folder, rank, model) if ranks > 1 else {}
+    sys.stdout.write(json.dumps({"saved": kinds, "errors": errors} | left))
     if ranks > 1:
         distributed.barrier()
         distributed.destroy_process_group()
@@ -70,5 +72,5 @@ def main(folder, rank, ranks):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

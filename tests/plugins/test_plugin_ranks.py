@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dynaquant_core.plugins import describe, find_checkpoints, read_tree
 from tests.plugins.ranks_life import FAILS_AT, NEWCOMER_AT
 
@@ -33,14 +35,30 @@ def together(folder: Path, ranks: int) -> list[dict]:
         )
         for rank in range(ranks)
     ]
-    told = [process.communicate(timeout=300) for process in processes]
+    try:
+        told = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [process.returncode for process in processes] == [0] * ranks, told
     return [json.loads(out.splitlines()[-1]) for out, _ in told]
 
 
-def test_ranks_choose_what_one_would_choose_alone(tmp_path: Path) -> None:
-    first, second, third = together(tmp_path, 3)
-    (alone,) = together(tmp_path, 1)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the ranks' job."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def three(place: Path) -> list[dict]:
+    """What each of three ranks saw."""
+    return together(place, 3)
+
+
+def test_ranks_choose_what_one_would_choose_alone(place: Path, three: list[dict]) -> None:
+    first, second, third = three
+    (alone,) = together(place, 1)
     before = [entry for entry in first["saved"] if entry[0] < NEWCOMER_AT]
     assert before == alone["saved"][: len(before)]
     assert [kind for _, kind, *_ in before] == ["key"] + ["delta"] * (len(before) - 1)
@@ -54,6 +72,20 @@ def test_ranks_choose_what_one_would_choose_alone(tmp_path: Path) -> None:
         ((step, kind, message),) = rank["errors"]
         assert (step, kind) == (FAILS_AT, "SaveError")
         assert message.startswith("rank 2 of 3: ")
-    for folder in find_checkpoints(tmp_path / "3-ranks"):
+    for folder in find_checkpoints(place / "3-ranks"):
         assert read_tree(folder)["rank"] == 0
         assert describe(folder).step == int(folder.name)
+
+
+def test_ranks_leave_a_failed_search_once_an_exact_checkpoint_is_there(three: list[dict]) -> None:
+    first, second, third = (rank["search"] for rank in three)
+    assert first == second == third
+    message, kind, was_there = first
+    assert (kind, was_there) == ("EvaluationError", True)
+    assert message.startswith("rank 1 of 3: evaluate raised ValueError: rank one cannot")
+
+
+def test_all_ranks_hear_at_once_that_the_writer_failed(three: list[dict]) -> None:
+    first, second, third = (rank["meeting"] for rank in three)
+    assert first[1] == "SaveError"
+    assert second == third == [f"rank 0 of 3: SaveError: {first[0]}", "SaveError"]

@@ -1,8 +1,9 @@
 """Two processes of gloo: one search together, one writer, and both go on from what it wrote."""
 
+import json
 import socket
 
-from dynaquant_core.plugins import is_checkpoint, read_tree
+from dynaquant_core.plugins import describe, is_checkpoint, read_tree
 from tests.integrations.accelerate.kit import EPOCH, names, python
 
 
@@ -22,12 +23,16 @@ def together(*words, ranks=2):
         )
         for rank in range(ranks)
     ]
-    ended = [job.communicate(timeout=150) for job in jobs]
+    try:
+        ended = [job.communicate(timeout=150) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
     assert [job.returncode for job in jobs] == [0] * ranks, [errors for _, errors in ended]
     return [said for said, _ in ended]
 
 
-def test_two_ranks_save_once_and_resume(tmp_path):
+def test_two_ranks_save_once_resume_and_leave_together(tmp_path):
     first, second = together(tmp_path, EPOCH, 0)
     assert first.split()[0] == str(EPOCH)
     assert second == ""
@@ -35,5 +40,14 @@ def test_two_ranks_save_once_and_resume(tmp_path):
     assert is_checkpoint(folder)
     assert {"random_states_0.pkl", "random_states_1.pkl"} <= set(names(folder))
     assert not [name for name in read_tree(folder)["model"] if name.startswith("module.")]
-    step, _, kind, _ = together(tmp_path, 2 * EPOCH, EPOCH)[0].split()
+    (resumed, first), (second,) = map(str.splitlines, together(tmp_path, 2 * EPOCH, EPOCH, "leave"))
+    step, _, kind, _ = resumed.split()
     assert (step, kind) == (str(2 * EPOCH), "delta")
+    (failed, silent, late), heard = json.loads(first), json.loads(second)
+    assert failed.startswith("EvaluationError: rank 1 of 2: evaluate raised ValueError: process one cannot")
+    assert silent.startswith("EvaluationError: rank 1 of 2 did not answer within 3 s")
+    assert (late, heard) == (False, [failed, silent, True])  # the first has not waited for the second
+    for place in ("fails", "stays_away"):
+        folder = tmp_path / place / "checkpoints" / "checkpoint_0"
+        assert describe(folder).met is None  # nothing was found: the weights are exact
+        assert {"random_states_0.pkl", "random_states_1.pkl"} <= set(names(folder))

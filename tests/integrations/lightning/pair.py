@@ -11,12 +11,14 @@ import warnings
 from pathlib import Path
 
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchmetrics import Accuracy
 
-from dynaquant_core.plugins import describe, find_checkpoints
+from dynaquant_core.plugins import describe, find_checkpoints, is_checkpoint
 from dynaquant_lightning import DynaQuantCallback
 from tests.integrations.lightning.kit import EXACT, Digits, bits, fit
+from tests.plugins.kit import slow_disk
 
 
 class Accurate(Digits):
@@ -30,6 +32,25 @@ class Accurate(Digits):
         super().validation_step(batch, batch_idx)
         self.accuracy(self(batch[0]), batch[1])
         self.log("val_acc", self.accuracy)
+
+
+class Looks(Callback):
+    """On the second rank, notes in a file what of two checkpoints is there when training has ended."""
+
+    def __init__(self, file, best, last):
+        self.file, self.best, self.last = file, best, last
+
+    def on_train_end(self, trainer, *_):
+        self.note(trainer, self.best.best_model_path)
+
+    def on_fit_end(self, trainer, *_):
+        self.note(trainer, self.best.best_model_path)
+        self.note(trainer, self.last.last_model_path)
+
+    def note(self, trainer, path):
+        if trainer.global_rank == 1:
+            with self.file.open("a") as file:
+                print(Path(path).name, is_checkpoint(path), file=file)
 
 
 def fails_on_the_second(model):
@@ -46,6 +67,16 @@ def train(folder, *callbacks, epochs=2, ckpt_path=None, model=Digits):
     return hashlib.sha256(repr(bits(run.lightning_module.state_dict())).encode()).hexdigest()
 
 
+def found_by_the_second(folder):
+    """What the second rank finds after a fit on a slow disk; one checkpoint is made at its very end."""
+    best = ModelCheckpoint(folder / "best", filename="best")
+    last = ModelCheckpoint(folder / "last", every_n_epochs=9, save_last=True)
+    looks = Looks(folder / "found", best, last)
+    folder.mkdir()
+    fit(folder, best, last, DynaQuantCallback(**EXACT), looks, epochs=1, devices=2, strategy="ddp_fork")
+    return looks.file.read_text().split()
+
+
 def main(folder):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -58,6 +89,8 @@ def main(folder):
     said["resumed"] = train(folder / "exact", DynaQuantCallback(**EXACT), epochs=4, ckpt_path="last") == plain
     train(folder / "named", DynaQuantCallback(evaluate="val_acc", mode="max", threshold=0.02), model=Accurate)
     said["named"] = describe(folder / "named" / "last.ckpt").met
+    slow_disk(0.7)
+    said["found"] = found_by_the_second(folder / "found")
     os.environ["DYNAQUANT_DEADLINE"] = "20"
     try:
         train(folder / "fails", DynaQuantCallback(evaluate=fails_on_the_second))

@@ -1,8 +1,10 @@
 """One rank of a data-parallel training: ``python -m tests.integrations.transformers.ranks FOLDER``.
 
-It trains without us, with us, and resumed by us, and compares its own results; rank 0 prints what was saved.
+It trains without us, with us, and resumed by us, and compares its own results; then trainings end, well or
+not (`leaving`).  It prints what was saved and what it heard.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 from dynaquant_core.plugins import describe
 from dynaquant_transformers import DynaQuantCallback
 from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
+from tests.integrations.transformers.leaving import leave
 
 GIVEN = {
     "ddp_backend": "gloo",
@@ -38,9 +41,10 @@ def main(folder):
     again = trainer(folder / "exact", DynaQuantCallback(**EXACT), model=gpt(seed=9), **GIVEN)
     again.train(resume_from_checkpoint=str(folder / "exact" / "checkpoint-4"))
     assert everything(again) == everything(whole), "resumed"
-    if again.args.process_index == 0:
-        info = describe(folder / "searched" / "checkpoint-6")
-        sys.stdout.write(f"{info.step} {info.kind} {info.met} {info.evaluations}\n")
+    info = describe(folder / "searched" / "checkpoint-6")
+    said = {"saved": [info.step, info.met, info.evaluations > 0]} | leave(folder, again.args.process_index)
+    sys.stdout.write(json.dumps(said) + "\n")
+    again.accelerator.wait_for_everyone()
     again.end()
 
 

@@ -1,11 +1,23 @@
 """Two processes of gloo: one search together, one writer, and both go on from what it wrote."""
 
+import json
 import socket
 
+import pytest
+
+from dynaquant_core.plugins import describe
 from tests.integrations.transformers.kit import checkpoints, names, python
 
 
-def test_two_ranks_train_and_resume_as_without_us(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the ranks train."""
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def said(folder):
+    """What each of two ranks said."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -14,19 +26,44 @@ def test_two_ranks_train_and_resume_as_without_us(tmp_path):
         python(
             "-m",
             "tests.integrations.transformers.ranks",
-            tmp_path,
+            folder,
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=-1,
             stderr=-1,
         )
         for rank in range(2)
     ]
-    ended = [job.communicate(timeout=300) for job in jobs]
+    try:
+        ended = [job.communicate(timeout=300) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
     assert [job.returncode for job in jobs] == [0, 0], [errors[-3000:] for _, errors in ended]
-    step, _, met, evaluations = ended[0][0].splitlines()[-1].split()
-    assert (step, met) == ("6", "True")
-    assert int(evaluations) > 0
-    assert checkpoints(tmp_path / "searched") == checkpoints(tmp_path / "native") == [2, 4, 6]
-    found = names(tmp_path / "searched" / "checkpoint-6")
+    return [json.loads(out.splitlines()[-1]) for out, _ in ended]
+
+
+def test_two_ranks_train_and_resume_as_without_us(folder, said):
+    assert [one["saved"] for one in said] == [[6, True, True]] * 2
+    assert checkpoints(folder / "searched") == checkpoints(folder / "native") == [2, 4, 6]
+    found = names(folder / "searched" / "checkpoint-6")
     assert {"rng_state_0.pth", "rng_state_1.pth", "scheduler.pt", "trainer_state.json"} <= found
     assert not {"model.safetensors", "optimizer.pt"} & found
+
+
+def test_a_rank_that_fails_or_is_silent_ends_both_by_name_and_the_checkpoint_is_there(folder, said):
+    first, second = said
+    assert first["fails"] == second["fails"]
+    assert first["fails"].startswith(
+        "EvaluationError: rank 1 of 2: evaluate raised ValueError: rank one cannot"
+    )
+    assert first["away"] == second["away"]
+    assert first["away"].startswith("EvaluationError: rank 1 of 2 did not answer within 3 s")
+    assert (first["late"], second["late"]) == (False, True)  # the first has not waited for the second
+    for ended in ("fails", "away"):
+        checkpoint = folder / ended / "checkpoint-2"
+        assert describe(checkpoint).met is None  # nothing was found: the weights are exact
+        assert {"rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= names(checkpoint)
+
+
+def test_every_rank_finds_the_checkpoints_when_training_has_ended(said):
+    assert [one["found"] for one in said] == [[["checkpoint-2"], True]] * 2
