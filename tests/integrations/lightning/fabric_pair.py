@@ -41,7 +41,8 @@ def main(folder: Path) -> None:
     fabric.load(str(folder / "step-4.ckpt"), state)
     broadcasts = model._forward_module.require_forward_param_sync
     if fabric.global_rank == 0:
-        print(json.dumps({"step": state["step"], "evaluations": len(seen), "broadcasts": broadcasts}))
+        said = {"step": state["step"], "evaluations": len(seen), "broadcasts": broadcasts}
+        sys.stdout.write(json.dumps(said) + "\n")
 
 
 if __name__ == "__main__":
