@@ -2,8 +2,8 @@
 
 `quality` says how much worse a candidate is, `grid` walks a method's space, `trials` sizes and measures
 candidates once each, `guided` searches the whole cube, `neighbourhood` and `bold` go on from the last best,
-`beyond` keeps the promise where the cube cannot, and `manager` ties them into one call a checkpoint.  A
-method is seen through its protocol only.
+`beyond` keeps the promise where the cube cannot, `spoilt` finds an evaluate that sees nothing of it, and
+`manager` ties them into one call a checkpoint.  A method is seen through its protocol only.
 """
 
 from __future__ import annotations

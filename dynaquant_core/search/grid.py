@@ -11,8 +11,9 @@ from itertools import product
 from typing import Any, cast
 
 from dynaquant_core.methods.base import Space
+from dynaquant_core.search.spoilt import SpoiltConfig
 
-__all__ = ["Grid", "Place", "Spot", "boldest"]
+__all__ = ["CAREFUL", "Careful", "Choosable", "Grid", "Place", "Spoilt", "Spot", "boldest"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,8 +44,25 @@ class Place:
         return Place(steps, self.variant)
 
 
-#: A candidate: a place of the space, or an index into `Space.beyond`.
-Spot = Place | int
+@dataclass(frozen=True, slots=True)
+class Careful:
+    """The fixed point of a space, which is used without an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoilt:
+    """A place whose decoded tensors are spoilt (`search.spoilt`)."""
+
+    of: Place
+
+
+CAREFUL = Careful()
+
+#: A candidate that a search may choose: a place of the space, or an index into `Space.beyond`.
+Choosable = Place | int
+
+#: Whatever has a config.
+Spot = Choosable | Careful | Spoilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +105,12 @@ class Grid:
         return chosen
 
     def config(self, spot: Spot) -> Any:
-        """The method's config at a place, or at an index of `Space.beyond`."""
-        return self.space.beyond[spot] if isinstance(spot, int) else self.space.build(**self.settings(spot))
+        """The method's config at a place, at an index of `Space.beyond`, or of one of the others."""
+        if isinstance(spot, Place):
+            return self.space.build(**self.settings(spot))
+        if isinstance(spot, Spoilt):
+            return SpoiltConfig(self.config(spot.of))
+        return self.space.beyond[spot] if isinstance(spot, int) else self.space.default
 
     def key(self, spot: Spot) -> Hashable:
         """What makes two candidates the same: their config, or their spot where a config has no hash."""

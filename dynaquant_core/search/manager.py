@@ -2,73 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from dynaquant_core.config import require, require_choice
 from dynaquant_core.methods.base import Draft, Space
+from dynaquant_core.search.decision import Decision, announce
 from dynaquant_core.search.forecast import Forecast
-from dynaquant_core.search.grid import Grid, Place
+from dynaquant_core.search.grid import CAREFUL, Grid, Place
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.neighbourhood import paper_search
-from dynaquant_core.search.quality import Degradation, Goal, Mode, Quality
+from dynaquant_core.search.quality import Goal, Mode, Quality
 from dynaquant_core.search.steady import Found, from_beyond, from_last_best, whole_cube
 from dynaquant_core.search.trials import Trials
 
 __all__ = ["Decision", "Manager", "announce", "remembered"]
 
-logger = logging.getLogger(__name__)
-
 #: Checkpoints from one exhaustive search to the next, at least: three in ten checkpoints.
 CUBE_SPACING = 4
 #: Checkpoints beyond the cube before the way back is tried.
 RETURN_EVERY = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to store at this checkpoint, and how it was found.
-
-    Args:
-        draft: the chosen draft.
-        config: its configuration.
-        quality: what evaluate gave on its decoded tensors.
-        degradation: against the reference, with its standard error.
-        met: whether the mean degradation is within the threshold; a choice always is.
-        beyond: nothing in the cube met the threshold; the choice lies beyond it.
-        evaluations: candidates measured at this checkpoint, the reference not counted.
-        exhaustive: whether the whole cube was searched.
-        state: to be kept with the checkpoint and given to the next search.
-    """
-
-    draft: Draft
-    config: Any
-    quality: Quality
-    degradation: Degradation
-    met: bool
-    beyond: bool
-    evaluations: int
-    exhaustive: bool
-    state: SearchState
-
-    def report(self, reference: Quality) -> dict[str, Any]:
-        """The search's record as JSON-ready data, stored with the checkpoint.
-
-        Args:
-            reference: quality of the uncompressed state on the same batches.
-        """
-        lost = self.quality.lost
-        return ({} if lost is None else {"movement_lost": asdict(lost)}) | {
-            "quality": {"reference": reference.mean, "search": self.quality.mean},
-            "degradation": self.degradation.mean,
-            "degradation_se": self.degradation.se,
-            "met": self.met,
-            "evaluations": self.evaluations,
-            "exhaustive": self.exhaustive,
-            "search_state": self.state.as_dict(),
-        }
 
 
 class Manager:
@@ -78,6 +32,10 @@ class Manager:
     while it meets the threshold; every ``probe_every`` checkpoints something smaller is tried too; when it
     fails, its neighbours are tried, then the cube (at most every fourth checkpoint; in between
     straight down to its most careful place), then `Space.beyond`, whose last entry is exact.
+
+    Where every candidate is as good as the reference, bit for bit, the choice is measured once more, spoilt,
+    unless evaluate gave another value before.  If it gives none now, it does not depend on what is stored,
+    and `Space.default` is the choice.
 
     Args:
         radius: steps per axis that count as near.
@@ -148,7 +106,10 @@ class Manager:
         """The search itself, which depends on nothing but ``state`` and the answers of ``trials``."""
         forecast = remembered(state, trials.grid)
         found = self._search(trials, forecast, state)
-        return _decision(trials, found, _next_state(trials, forecast, state, found))
+        sees, blind = _sight(trials, found, state)
+        following = replace(_next_state(trials, forecast, state, found), sees=sees)
+        decision = _decision(trials, found, following)
+        return _blind(trials, decision, said=state.sees is False) if blind else decision
 
     def _search(self, trials: Trials, forecast: Forecast, state: SearchState) -> Found:
         """Picks the strategy that the state of the last search asks for."""
@@ -166,20 +127,6 @@ class Manager:
         due = state.eager or state.since_probe + 1 >= self.probe_every
         radius = max(self.radius, trials.grid.space.near)
         return from_last_best(trials, forecast, last, radius=radius, due=due, cube_allowed=cube_allowed)
-
-
-def announce(decision: Decision, threshold: float) -> None:
-    """Says in the log what was chosen, and aloud where the space could not keep the threshold."""
-    if decision.beyond:
-        logger.warning(
-            "no configuration of the search space keeps degradation within %g; storing with %s.",
-            threshold, decision.config,
-        )  # fmt: skip
-    logger.info(
-        "chose %s: degradation %.3g (allowed %g), %d evaluated%s.",
-        decision.config, decision.degradation.mean, threshold, decision.evaluations,
-        ", whole cube searched" if decision.exhaustive else "",
-    )  # fmt: skip
 
 
 def _first_place(grid: Grid) -> Place:
@@ -209,6 +156,33 @@ def _next_state(trials: Trials, forecast: Forecast, state: SearchState, found: F
         eager=found.eager and inside,
         rises=learnt.rises,
         gaps=learnt.gaps,
+    )
+
+
+def _sight(trials: Trials, found: Found, state: SearchState) -> tuple[bool | None, bool]:
+    """Whether evaluate is known to depend on what is stored, and whether this choice shows that it does not.
+
+    It is asked again as long as it did not: a metric may stand still early in training.
+    """
+    spot = found.trial.spot
+    if state.sees or not trials.all_alike:
+        return True, False
+    if not isinstance(spot, Place) or not trials.is_coarse(spot):
+        return state.sees, False
+    seen = trials.is_seen(spot)
+    return seen, not seen
+
+
+def _blind(trials: Trials, decision: Decision, *, said: bool) -> Decision:
+    """The decision without an evaluation that can be relied on; the search's state stays what it learnt."""
+    return replace(
+        decision,
+        draft=trials.draft(CAREFUL),
+        config=trials.grid.config(CAREFUL),
+        met=False,
+        evaluations=trials.evaluations,
+        blind=True,
+        said=said,
     )
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dynaquant_core.errors import ConfigError
 
 __all__ = ["SearchState"]
+
+#: What stays in the process: another one may have another evaluate.
+STAYS = frozenset({"sees"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class SearchState:
         eager: try something bolder at the next checkpoint, whatever ``since_probe`` says.
         rises: learnt doublings of degradation a bold step, by axis; empty before the first search.
         gaps: learnt doublings of each variant against the first.
+        sees: whether evaluate depends on what is stored, as far as that was asked; it does not travel.
 
     Raises:
         ConfigError: a value is of the wrong type.
@@ -49,6 +53,7 @@ class SearchState:
     eager: bool = False
     rises: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()
+    sees: bool | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         counts = (self.checkpoints, self.exhaustive, self.since_exhaustive, self.since_probe)
@@ -64,7 +69,7 @@ class SearchState:
 
     def as_dict(self) -> dict[str, Any]:
         """The state as JSON-ready data; ``SearchState.from_dict`` takes it back."""
-        data = asdict(self)
+        data = {name: value for name, value in asdict(self).items() if name not in STAYS}
         return {**data, "rises": list(self.rises), "gaps": list(self.gaps)}
 
     @classmethod
@@ -74,7 +79,7 @@ class SearchState:
         Raises:
             ConfigError: ``data`` is not what `as_dict` writes.
         """
-        names = {field.name for field in fields(cls)}
+        names = {field.name for field in fields(cls)} - STAYS
         if not isinstance(data, Mapping) or not names.issuperset(data):
             raise ConfigError(
                 f"search state: expected a mapping with keys of {sorted(names)}, got {data!r:.200}; "

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.methods.base import Draft, Space
-from dynaquant_core.search.grid import Grid, Place, Spot
+from dynaquant_core.search.grid import Choosable, Grid, Place, Spoilt, Spot
 from dynaquant_core.search.manager import Decision, Manager, remembered
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.quality import Degradation, Goal, Mode, Quality
@@ -221,7 +221,7 @@ class _Rehearsal(Trials):
     def size(self, spot: Spot) -> int:
         return self._shared_sizes.of(spot, certain=not self._assumed)
 
-    def evaluated(self, spot: Spot) -> Trial:
+    def evaluated(self, spot: Choosable) -> Trial:
         key = self.grid.key(spot)
         if key in self._answers:
             return self.judged(spot, self._answers[key])
@@ -229,6 +229,12 @@ class _Rehearsal(Trials):
             found = self._assumed[key]
             return Trial(spot, self.goal.reference, found, self.goal.met(found))
         raise _Unanswered(spot, self)
+
+    def of_spoilt(self, spot: Spoilt) -> Quality | None:
+        key = self.grid.key(spot)
+        if key not in self._answers and key not in self._assumed:
+            raise _Unanswered(spot, self)
+        return self._answers.get(key)  # as a rule it is seen, so that is what is assumed
 
 
 class _Unanswered(Exception):  # noqa: N818 - a question, not an error

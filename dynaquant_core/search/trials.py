@@ -12,9 +12,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dynaquant_core.errors import EvaluationError
 from dynaquant_core.methods.base import Draft
-from dynaquant_core.search.grid import Grid, Place, Spot
+from dynaquant_core.search.grid import CAREFUL, Choosable, Grid, Place, Spoilt, Spot
 from dynaquant_core.search.quality import Degradation, Goal, Quality
+from dynaquant_core.search.spoilt import SpoiltDraft
 
 __all__ = ["Trial", "Trials"]
 
@@ -33,7 +35,7 @@ class Trial:
         excess: noise as a share of what the space allows; 0 where it is not known.
     """
 
-    spot: Spot
+    spot: Choosable
     quality: Quality
     degradation: Degradation
     met: bool
@@ -65,14 +67,15 @@ class Trials:
         self._measure = measure
         self._drafts: dict[Spot, Draft] = {}
         self._sizes: dict[Hashable, int] = {}
-        self._measured: dict[Spot, Trial] = {}
+        self._measured: dict[Choosable, Trial] = {}
         self._by_config: dict[Hashable, Trial] = {}
         self._smallest: Trial | None = None
+        self._looked = 0
 
     @property
     def evaluations(self) -> int:
-        """How many candidates were measured (the reference not counted)."""
-        return len(self._by_config)
+        """How many candidates were measured, a spoilt one included (the reference not counted)."""
+        return len(self._by_config) + self._looked
 
     @property
     def sized(self) -> int:
@@ -109,11 +112,11 @@ class Trials:
             self._sizes[key] = self.draft(spot).size
         return self._sizes[key]
 
-    def known(self, spot: Spot) -> Trial | None:
+    def known(self, spot: Choosable) -> Trial | None:
         """The trial of a candidate, if it was measured."""
         return self._measured.get(spot)
 
-    def measure(self, spot: Spot) -> Trial:
+    def measure(self, spot: Choosable) -> Trial:
         """Evaluates a candidate, once; a quality that is not finite counts as not met."""
         if spot not in self._measured:
             key = self.grid.key(spot)
@@ -124,7 +127,7 @@ class Trials:
                 self._smallest = trial
         return self._measured[spot]
 
-    def evaluated(self, spot: Spot) -> Trial:
+    def evaluated(self, spot: Choosable) -> Trial:
         """The trial of a candidate that is asked for the first time."""
         trial = self.judged(spot, self._measure(self.draft(spot)))
         logger.debug(
@@ -133,12 +136,12 @@ class Trials:
         )  # fmt: skip
         return trial
 
-    def judged(self, spot: Spot, quality: Quality) -> Trial:
+    def judged(self, spot: Choosable, quality: Quality) -> Trial:
         """The trial of a candidate whose quality is known."""
         found, excess = self.goal.judge(quality), self._excess(spot, quality)
         return Trial(spot, quality, found, self.goal.met(found) and excess <= 1.0, excess)
 
-    def _excess(self, spot: Spot, quality: Quality) -> float:
+    def _excess(self, spot: Choosable, quality: Quality) -> float:
         allowed = self.grid.space.max_noise
         if allowed is None or quality.lost is None or isinstance(spot, int) or not any(spot.steps):
             return 0.0
@@ -147,6 +150,35 @@ class Trials:
     def take_exact(self, spot: int) -> Trial:
         """The trial of an exact candidate, known without measuring: a reader gets the very tensors."""
         return Trial(spot, self.goal.reference, Degradation(0.0), met=True)
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether every candidate that was measured gave the reference's value, bit for bit."""
+        reference = self.goal.reference.values
+        return all(
+            trial.quality.values == reference and trial.degradation.mean == 0.0
+            for trial in self._measured.values()
+        )
+
+    def is_coarse(self, place: Place) -> bool:
+        """Whether a candidate is smaller than the fixed careful one."""
+        return any(place.steps) and self.size(place) < self.size(CAREFUL)
+
+    def is_seen(self, place: Place) -> bool:
+        """Whether evaluate gives another value, or an error, once a candidate's tensors are spoilt.
+
+        It takes one evaluation, which no promise is drawn from.
+        """
+        self._looked += 1
+        quality = self.of_spoilt(Spoilt(place))
+        return quality is None or quality.values != self.goal.reference.values
+
+    def of_spoilt(self, spot: Spoilt) -> Quality | None:
+        """What evaluate gives of a spoilt candidate; None where it cannot be evaluated."""
+        try:
+            return self._measure(SpoiltDraft(self.draft(spot.of)))
+        except EvaluationError:
+            return None
 
     def hopeless(self, place: Place) -> bool:
         """Whether a candidate that did not meet the goal is at least as careful (quality is monotone)."""

@@ -10,7 +10,8 @@ Node grammar: docs/FORMAT.md, "Tree".
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -52,10 +53,23 @@ class Tree:
     Args:
         skeleton: JSON-able; where each leaf goes, and every object that is not a leaf.
         leaves: in the order in which the skeleton meets them.
+        ties: name of a leaf -> the other dotted paths at which the same tensor lies, where there are any.
     """
 
     skeleton: Any
     leaves: list[Leaf]
+    ties: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def paths(self, leaf: Leaf) -> tuple[str, ...]:
+        """Every dotted path of a leaf: its name, and those that are tied to it.
+
+        Example:
+            >>> head = torch.zeros(2, 3)
+            >>> tree = flatten({"embed": head, "lm_head": head})
+            >>> tree.paths(tree.leaves[0])
+            ('embed', 'lm_head')
+        """
+        return (leaf.name, *self.ties.get(leaf.name, ()))
 
 
 def flatten(state: object) -> Tree:
@@ -70,7 +84,7 @@ def flatten(state: object) -> Tree:
         ({'w': ['t'], 'step': 7}, ['w'])
     """
     builder = _Builder(inline=False)
-    return Tree(builder.node(state, (), in_optimizer=False), builder.leaves)
+    return Tree(builder.node(state, (), in_optimizer=False), builder.leaves, builder.ties)
 
 
 def pack(value: object) -> Any:
@@ -92,6 +106,7 @@ class _Builder:
     def __init__(self, *, inline: bool) -> None:
         self.inline = inline
         self.leaves: list[Leaf] = []
+        self.ties: dict[str, list[str]] = {}
         self._name = Namer()
         self._tied: dict[Any, int] = {}
 
@@ -168,6 +183,8 @@ class _Builder:
         self, tag: str, source: Source, tensor: torch.Tensor, tie: Any, path: Path, in_optimizer: bool
     ) -> list[Any]:
         if tie in self._tied:
+            first = self.leaves[self._tied[tie]]
+            self.ties.setdefault(first.name, []).append(dotted(path))
             return [tag, self._tied[tie]]
         self._tied[tie] = len(self.leaves)
         self.leaves.append(Leaf(self._name(path), path, tensor, source, in_optimizer))

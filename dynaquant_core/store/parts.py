@@ -25,9 +25,9 @@ from dynaquant_core.state import (
     Tree,
     assign_roles,
     is_two_valued,
-    matches,
     owned_by,
 )
+from dynaquant_core.store.covering import covers_leaf
 from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
 from dynaquant_core.store.partial import patterns_of
 from dynaquant_core.threads import map_threads
@@ -119,7 +119,7 @@ def divide(tree: Tree, settings: Settings, method: Method, kept: frozenset[str] 
     vectors = {part: each for part, each in methods.items() if isinstance(each, TakesVectors)}
 
     def owner_of(leaf: Leaf) -> str | None:
-        if leaf.source == "data" or leaf.name in kept or matches(leaf.name, settings.exact):
+        if leaf.source == "data" or leaf.name in kept or covers_leaf(tree, leaf, settings.exact):
             return None
         owner = _owner(roles[leaf.name], method, settings)
         return None if owner == "moments" and leaf.name in whole else owner

@@ -19,13 +19,14 @@ from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain
+from dynaquant_core.store.covering import idle_patterns
 from dynaquant_core.store.disk import guarded, path_from
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.loading import Loading
 from dynaquant_core.store.partial import patterns_of
-from dynaquant_core.store.parts import Division, Settings
-from dynaquant_core.store.prepare import prepare
+from dynaquant_core.store.parts import Settings
+from dynaquant_core.store.prepare import Prepared, prepare
 from dynaquant_core.store.reader import Reader
 from dynaquant_core.store.retention import Policy
 from dynaquant_core.store.saving import Saving
@@ -56,7 +57,8 @@ class CheckpointStore:
         method: name, mapping with a "name" and options, or method object; None: that of the checkpoint last
             loaded or saved through this object, and before the first the project's default, "lattice".
         moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
-        exact: name patterns of tensors kept bit for bit (fnmatch on the dotted name or on any parent).
+        exact: name patterns of tensors kept bit for bit (fnmatch on the dotted name or on any parent);
+            of a tied tensor any of its names will do.
         max_chain: deltas between a checkpoint and its key, at most; 0: keys only.  A full chain takes
             a second line of deltas on the link in its middle before a key is written.
         keep_last, keep_every, keep_within: what stays (see `retention.Policy`).  A checkpoint that another
@@ -112,6 +114,7 @@ class CheckpointStore:
             self._settings.weights,
         )
         self._told: set[str] = set()
+        self._saved = False
 
     @property
     def loaded(self) -> CheckpointInfo | None:
@@ -181,12 +184,16 @@ class CheckpointStore:
         settings = self._settings.after(self._session.written)
         prepared = prepare(settings, step, state, gradients=gradients, model=model, config=config)
         base = self._session.prepare(prepared.division)
-        self._tell(prepared.division)
+        self._tell(prepared)
         return prepared.saving(base, self._session.commit, self._session.last)
 
-    def _tell(self, division: Division) -> None:
-        """Logs, once a tensor, which large floating tensors of the model the method does not take."""
-        fresh = [name for name in division.refused if name not in self._told]
+    def _tell(self, prepared: Prepared) -> None:
+        """Logs what the method does not take, once a tensor, and at the first save what patterns are idle."""
+        if not self._saved:
+            self._saved = True
+            for line in idle_patterns(prepared.tree, self._settings.exact):
+                logger.warning("%s", line)
+        fresh = [name for name in prepared.division.refused if name not in self._told]
         if fresh:
             self._told.update(fresh)
             logger.info("kept bit for bit, as the method does not take them: %s", ", ".join(fresh))

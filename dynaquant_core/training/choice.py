@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from dynaquant_core.methods.base import Draft, Method, Space
 from dynaquant_core.search.manager import Manager
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.quality import Mode, Quality
+from dynaquant_core.search.spoilt import SpoiltDraft, spoilable
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.movement import Movement, Start
 from dynaquant_core.training.trial import Trial
@@ -112,11 +114,32 @@ class Question:
     movement: Movement | None = None
 
     def measured(self, trial: Trial, draft: Draft) -> Quality:
-        """The quality of what a reader would get of a candidate, and what that loses of the movement."""
+        """The quality of what a reader would get of a candidate, and what that loses of the movement.
+
+        A spoilt candidate that cannot be evaluated has none.
+        """
+        if isinstance(draft, SpoiltDraft):
+            return _of_spoilt(trial, draft)
         if self.movement is None:
             return trial.measure(draft.decoded)
         passing = self.movement.watch(draft.decoded)
         return replace(trial.measure(passing), lost=passing.lost)
+
+    def lost(self, draft: Draft) -> dict[str, Any]:
+        """What a draft loses of the movement, for the report, where it is known; nothing is evaluated."""
+        if self.movement is None:
+            return {}
+        passing = self.movement.watch(draft.decoded)
+        for _ in passing:
+            continue
+        return {} if passing.lost is None else {"movement_lost": asdict(passing.lost)}
+
+
+def _of_spoilt(trial: Trial, draft: Draft) -> Quality:
+    try:
+        return trial.measure(draft.decoded)
+    except EvaluationError:  # it was seen, which is all that is asked
+        return Quality((math.nan,))
 
 
 def search_alone(question: Question) -> Verdict:
@@ -175,7 +198,8 @@ class Chooser:
     ) -> Choice:
         """Drafts and, where there is a promise, measures; the live tensors end as they were.
 
-        An evaluate that fails, and a reference that is not finite, give the exact draft and the error.
+        An evaluate that fails, and a reference that is not finite, give the exact draft and the error.  One
+        that does not depend on what is stored gives the method's careful default, as without a promise.
 
         Args:
             saving: the save.
@@ -187,7 +211,7 @@ class Chooser:
         promise = self._promise if threshold is None else replace(self._promise, threshold=threshold)
         started = time.perf_counter()
         movement = None if self.start is None else Movement(self.start, saving.live)
-        drafts = _Timed(saving.draft)
+        drafts = _Timed(spoilable(saving.draft))
         question = Question(saving, drafts, promise, self.manager, self.state, movement)
         try:
             verdict = search(question)
@@ -197,6 +221,8 @@ class Chooser:
             self.state = verdict.state
         making = drafts.seconds(verdict.draft)
         known = {"mode": promise.mode, "search_state": self.state.as_dict()}
+        if "met" not in verdict.report:  # no promise, so the choice itself was not measured
+            known |= question.lost(verdict.draft)
         return Choice(
             verdict.draft,
             verdict.report | known,

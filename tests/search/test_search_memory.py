@@ -62,7 +62,7 @@ def test_a_config_of_the_method_is_found_again() -> None:
             self.size = 100 * int(config.bins) - int(100 * config.prune)
 
     def measure(draft: Draft) -> Quality:
-        return Quality((1.0 + 0.1 * (draft.config.bins != 16),))
+        return Quality((1.0 + 0.01 * draft.config.prune + 0.1 * (draft.config.bins != 16),))
 
     state = SearchState()
     for expected in (True, False):

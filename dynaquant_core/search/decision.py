@@ -1,0 +1,94 @@
+"""What a search comes to, and how it is told."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dynaquant_core.methods.base import Draft
+from dynaquant_core.search.memory import SearchState
+from dynaquant_core.search.quality import Degradation, Quality
+
+__all__ = ["Decision", "announce"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to store at this checkpoint, and how it was found.
+
+    Args:
+        draft: the chosen draft.
+        config: its configuration.
+        quality: what evaluate gave on its decoded tensors.
+        degradation: against the reference, with its standard error.
+        met: whether the mean degradation is within the threshold; a choice always is, unless it is blind.
+        beyond: nothing in the cube met the threshold; the choice lies beyond it.
+        evaluations: candidates measured at this checkpoint, the reference not counted.
+        exhaustive: whether the whole cube was searched.
+        state: to be kept with the checkpoint and given to the next search.
+        blind: evaluate does not depend on what is stored, so the choice is the space's fixed careful point,
+            which was not measured; degradation says nothing.
+        said: the search before came to the same.
+    """
+
+    draft: Draft
+    config: Any
+    quality: Quality
+    degradation: Degradation
+    met: bool
+    beyond: bool
+    evaluations: int
+    exhaustive: bool
+    state: SearchState
+    blind: bool = False
+    said: bool = False
+
+    def report(self, reference: Quality) -> dict[str, Any]:
+        """The search's record as JSON-ready data, stored with the checkpoint.
+
+        Of a blind choice it does not say that the threshold is met, nor by how much.  Its quality is true:
+        what evaluate measures is the same whatever is stored (an average that is kept exact).
+
+        Args:
+            reference: quality of the uncompressed state on the same batches.
+        """
+        counted = {
+            "quality": {"reference": reference.mean, "search": self.quality.mean},
+            "evaluations": self.evaluations,
+            "exhaustive": self.exhaustive,
+            "search_state": self.state.as_dict(),
+        }
+        if self.blind:
+            return counted
+        lost = self.quality.lost
+        return ({} if lost is None else {"movement_lost": asdict(lost)}) | {
+            "degradation": self.degradation.mean,
+            "degradation_se": self.degradation.se,
+            "met": self.met,
+            **counted,
+        }
+
+
+def announce(decision: Decision, threshold: float) -> None:
+    """Says in the log what was chosen, and aloud where the space could not keep the threshold."""
+    if decision.blind:
+        say = logger.info if decision.said else logger.warning
+        say(
+            "evaluate gave the same value for the model itself, for coarse weights and for spoilt ones: it "
+            "does not depend on what is stored, so nothing is promised; storing with the fixed configuration "
+            "%s.", decision.config,
+        )  # fmt: skip
+        return
+    if decision.beyond:
+        logger.warning(
+            "no configuration of the search space keeps degradation within %g; storing with %s.",
+            threshold, decision.config,
+        )  # fmt: skip
+    logger.info(
+        "chose %s: degradation %.3g (allowed %g), %d evaluated%s.",
+        decision.config, decision.degradation.mean, threshold, decision.evaluations,
+        ", whole cube searched" if decision.exhaustive else "",
+    )  # fmt: skip
