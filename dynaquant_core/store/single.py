@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +14,17 @@ from dynaquant_core.methods.base import Method
 from dynaquant_core.methods.registry import require_own_config
 from dynaquant_core.store.catalogue import Scan, read_entry
 from dynaquant_core.store.chain import open_chain
-from dynaquant_core.store.covering import idle_patterns
 from dynaquant_core.store.disk import require_space, require_target
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import Meta
 from dynaquant_core.store.parts import Settings
 from dynaquant_core.store.prepare import prepare
+from dynaquant_core.store.remarks import Remarks
 from dynaquant_core.store.restore import whole_state
 from dynaquant_core.store.saving import Saving, Sealed
 from dynaquant_core.store.writer import write_file
 
 __all__ = ["begin_file", "read_file"]
-
-logger = logging.getLogger(__name__)
 
 
 def begin_file(
@@ -53,8 +50,7 @@ def begin_file(
     if settings.named:
         require_own_config(config, settings.weights)
     prepared = prepare(settings, 0, state, gradients=gradients, model=model, config=config)
-    for line in idle_patterns(prepared.tree, settings.exact):
-        logger.warning("%s", line)
+    Remarks().on(prepared, settings)
 
     def write(sealed: Sealed) -> CheckpointInfo:
         require_space(path.parent, sealed.most, sealed.estimate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,15 +18,15 @@ from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain
-from dynaquant_core.store.covering import idle_patterns
 from dynaquant_core.store.disk import guarded, path_from
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.loading import Loading
 from dynaquant_core.store.partial import patterns_of
 from dynaquant_core.store.parts import Settings
-from dynaquant_core.store.prepare import Prepared, prepare
+from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.reader import Reader
+from dynaquant_core.store.remarks import Remarks
 from dynaquant_core.store.retention import Policy
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.session import Session
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["CheckpointStore"]
-
-logger = logging.getLogger(__name__)
 
 
 class CheckpointStore:
@@ -113,8 +110,7 @@ class CheckpointStore:
             max_chain,
             self._settings.weights,
         )
-        self._told: set[str] = set()
-        self._saved = False
+        self._remarks = Remarks()
 
     @property
     def loaded(self) -> CheckpointInfo | None:
@@ -184,19 +180,8 @@ class CheckpointStore:
         settings = self._settings.after(self._session.written)
         prepared = prepare(settings, step, state, gradients=gradients, model=model, config=config)
         base = self._session.prepare(prepared.division)
-        self._tell(prepared)
+        self._remarks.on(prepared, self._settings)
         return prepared.saving(base, self._session.commit, self._session.last)
-
-    def _tell(self, prepared: Prepared) -> None:
-        """Logs what the method does not take, once a tensor, and at the first save what patterns are idle."""
-        if not self._saved:
-            self._saved = True
-            for line in idle_patterns(prepared.tree, self._settings.exact):
-                logger.warning("%s", line)
-        fresh = [name for name in prepared.division.refused if name not in self._told]
-        if fresh:
-            self._told.update(fresh)
-            logger.info("kept bit for bit, as the method does not take them: %s", ", ".join(fresh))
 
     # -- loading -----------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from dynaquant_core.methods.base import Draft, Method
 from dynaquant_core.state import TensorSpec
 from dynaquant_core.store.catalogue import Catalogue, Entry, Scan, read_entry
 from dynaquant_core.store.chain import MAX_DEPTH, Chain, open_chain
-from dynaquant_core.store.covering import idle_patterns
 from dynaquant_core.store.disk import file_identity, require_space
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.kept import KeptFile
@@ -32,6 +31,7 @@ from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
 from dynaquant_core.store.names import checkpoint_name, parse_name
 from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, config_data
 from dynaquant_core.store.prepare import prepare
+from dynaquant_core.store.remarks import Remarks
 from dynaquant_core.store.restore import part_of_state, whole_state
 from dynaquant_core.store.saving import Saving, Sealed
 from dynaquant_core.store.writer import next_base, write_file
@@ -84,7 +84,7 @@ class Trail:
         self._written: PartMeta | None = None  # how the weights of what was loaded or saved last were
         self._files: list[KeptFile] = []
         self._sequence = 0
-        self._begun = False
+        self._remarks = Remarks(logging.INFO)  # a framework's own patterns may cover nothing
         self._links = True  # until a link on one and the same device is refused
 
     @property
@@ -120,10 +120,7 @@ class Trail:
         """
         settings = self._settings.after(self._written)
         prepared = prepare(settings, step, state, gradients=gradients, model=model)
-        if not self._begun:
-            self._begun = True
-            for line in idle_patterns(prepared.tree, settings.exact):
-                logger.info("%s", line)  # a framework's own patterns may cover nothing
+        self._remarks.on(prepared, settings)
         last = self._base
         return prepared.saving(self._base_for(prepared.division, like), None, last)
 

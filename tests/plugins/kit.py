@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = [
     "slow_disk",
     "small_state",
     "state",
+    "unwell",
 ]
 
 #: Nothing is rounded, so that what comes back can be compared bit for bit.
@@ -77,3 +79,20 @@ def slow_disk(seconds: float) -> None:
     """From now on every job in the background of this process begins late."""
     put = Line.put
     Line.put = lambda self, what, job: put(self, what, lambda: (time.sleep(seconds), job()))
+
+
+def unwell(rank: int, left: Path) -> tuple[Callable[[Any], float], Callable[[Any], float]]:
+    """Two measures that rank 1 cannot take: it fails, and it does not answer until ``left`` is there."""
+
+    def fails(_: Any) -> float:
+        if rank == 1:
+            raise ValueError("rank one cannot")
+        return 1.0
+
+    def stays_away(_: Any) -> float:
+        last = time.monotonic() + 60
+        while rank == 1 and not left.exists() and time.monotonic() < last:
+            time.sleep(0.05)
+        return 1.0
+
+    return fails, stays_away

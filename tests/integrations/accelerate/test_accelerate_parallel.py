@@ -44,7 +44,7 @@ def test_two_ranks_save_once_resume_and_leave_together(tmp_path):
     step, _, kind, _ = resumed.split()
     assert (step, kind) == (str(2 * EPOCH), "delta")
     (failed, silent, late), heard = json.loads(first), json.loads(second)
-    assert failed.startswith("EvaluationError: rank 1 of 2: evaluate raised ValueError: process one cannot")
+    assert failed.startswith("EvaluationError: rank 1 of 2: evaluate raised ValueError: rank one cannot")
     assert silent.startswith("EvaluationError: rank 1 of 2 did not answer within 3 s")
     assert (late, heard) == (False, [failed, silent, True])  # the first has not waited for the second
     for place in ("fails", "stays_away"):

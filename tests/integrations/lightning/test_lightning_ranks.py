@@ -13,13 +13,18 @@ ENVIRONMENT = os.environ | {
 }
 
 
-def test_two_ranks(tmp_path):
-    command = [sys.executable, "-m", "tests.integrations.lightning.pair", tmp_path]
+def said_by(module, folder, timeout):
+    """The last line of a job of two ranks."""
+    command = [sys.executable, "-m", f"tests.integrations.lightning.{module}", folder]
     done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_two_ranks(tmp_path):
+    said = said_by("pair", tmp_path, timeout=300)
     failure = said.pop("failure")
     assert "rank 1" in failure
     assert "the second rank has had enough" in failure
@@ -38,11 +43,6 @@ def test_two_ranks(tmp_path):
 
 def test_fabric_searches_on_one_rank_with_a_module_that_broadcasts_its_buffers(tmp_path):
     """Its forward pass would wait for ranks that are in ``fabric.save`` already."""
-    command = [sys.executable, "-m", "tests.integrations.lightning.fabric_pair", tmp_path]
-    done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = said_by("fabric_pair", tmp_path, timeout=120)
     assert said.pop("evaluations") > 2
     assert said == {"step": 4, "broadcasts": True}

@@ -1,13 +1,12 @@
 """Trainings on two ranks that end, well or not: part of `ranks`."""
 
 import os
-import time
 
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_transformers import DynaQuantCallback
 from tests.integrations.transformers.kit import EXACT, names, trainer
-from tests.plugins.kit import slow_disk
+from tests.plugins.kit import slow_disk, unwell
 
 __all__ = ["leave"]
 
@@ -21,18 +20,7 @@ def leave(folder, rank):
         The error that this rank heard each time, and what it found in the end.
     """
     left = folder / "left"
-
-    def fails(_):
-        if rank == 1:
-            raise ValueError("rank one cannot")
-        return 1.0
-
-    def stays_away(_):
-        last = time.monotonic() + 60
-        while rank == 1 and not left.exists() and time.monotonic() < last:
-            time.sleep(0.05)
-        return 1.0
-
+    fails, stays_away = unwell(rank, left)
     said = {"fails": _heard(trainer(folder / "fails", DynaQuantCallback(evaluate=fails), **GIVEN))}
     os.environ["DYNAQUANT_DEADLINE"] = "4"
     said["away"] = _heard(trainer(folder / "away", DynaQuantCallback(evaluate=stays_away), **GIVEN))
