@@ -89,6 +89,7 @@ def show_options(wish: Wish, found: Sequence[Option]) -> None:
         f"expected cost: stale x {wish.lost:.3g} (the training between restores) x {LAW:.0%}, in brackets x "
         f"{low:.0%} to {high:.0%}; measured cost: of the run in 'measured at'"
     )
+    write_line("noise that training does not heal costs beside it, at most about the threshold a restore")
     write_line(
         "your model will differ: measure it with `dynaquant run`, and give its results.json as --results"
     )

@@ -17,7 +17,7 @@ def test_plan_shows_every_method_and_says_where_figures_are_from(shell: Shell) -
     text = " ".join(outcome.out.split())
     assert "planned: 10 restores, 50 checkpoints, one every 0.02 of the training" in text
     assert f"measured on {figures[0].model} ({figures[0].parameters:,} parameters" in text
-    for word in ("dynaquant profile=paper", "expected cost", "chance", "your model will differ"):
+    for word in ("dynaquant profile=paper", "expected cost", "chance", "not heal", "model will differ"):
         assert word in text
 
 
