@@ -191,9 +191,7 @@ class PluginRun:
             return
         started = time.perf_counter()
         self._failed = True
-        of_step, _, chosen = self._chosen or (None, None, None)
-        awaited = of_step if chosen is not None and chosen.choice.error is not None else None
-        del chosen
+        awaited = self._awaited()
         try:
             self._settle()  # never two saves in memory, and a delta needs its base
             with told(raises=self._raises):
@@ -290,6 +288,13 @@ class PluginRun:
             self._trail.forget()
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _awaited(self) -> int | None:
+        """The step for whose commit other ranks wait, since its search ended in an error; None: for none."""
+        if self._chosen is None:
+            return None
+        step, _, chosen = self._chosen
+        return None if chosen.choice.error is None else step
 
     def _save(self, folder: Path, step: int, tree: Any, started: float, note: Mapping[str, str]) -> None:
         plain, rest = split(tree)
