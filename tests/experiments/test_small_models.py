@@ -12,8 +12,9 @@ import torch
 from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config import expand, load_experiment, validate
-from dynaquant_core.experiments.config.small import DigitData, RatingsData
+from dynaquant_core.experiments.config.small import DigitData, PointData, RatingsData
 from dynaquant_core.experiments.data import fingerprint, open_data
+from dynaquant_core.experiments.data.points import drawn_points
 from dynaquant_core.experiments.data.ratings import drawn_ratings
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.models import build
@@ -92,6 +93,30 @@ def test_one_draw_is_one_data_set_whatever_the_seed_of_the_run() -> None:
     assert not torch.equal(data.batch(0, 0)[0], data.batch(1, 0)[0])
 
 
+def test_points_are_labelled_as_stated() -> None:
+    """Without noise the labels are a linear map's: least squares on the classes finds them again."""
+    section = PointData(name="points", noise=0.0, points=4000, search_points=500, heldout_points=500)
+    points, labels = drawn_points(section)
+    assert (points.shape, points.dtype, points.std()) == ((5000, 64), np.float32, pytest.approx(1, abs=0.01))
+    assert sorted(set(labels.tolist())) == list(range(10))
+    solved, *_ = np.linalg.lstsq(points[:4000], np.eye(10)[labels[:4000]], rcond=None)
+    assert np.mean((points[4000:] @ solved).argmax(1) == labels[4000:]) > 0.8
+    noisy, other = drawn_points(section.model_copy(update={"noise": 1.0}))
+    assert np.array_equal(noisy, points)
+    assert 0.3 < np.mean(other == labels) < 0.5, "noise as large as the scores decides about half"
+
+
+def test_points_to_measure_on_are_not_trained_on() -> None:
+    section = PointData(name="points", points=128, search_points=30, heldout_points=40)
+    data = open_data(section, evaluation_batch=20)
+    trained = torch.cat([data.batch(0, step)[0] for step in range(2)])
+    measured = torch.cat([points for points, _ in [*data.search, *data.heldout]])
+    assert [len(points) for points, _ in data.search] == [15, 15]
+    assert len(torch.unique(torch.cat([trained, measured]), dim=0)) == 128 + 70
+    assert not torch.equal(data.batch(0, 0)[0], data.batch(1, 0)[0])
+    assert fingerprint(section) != fingerprint(section.model_copy(update={"draw": 1}))
+
+
 def test_digits_are_mnist(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAQUANT_DATA", str(real_data))
     data = open_data(DigitData(name="mnist", batch=512, search_images=300), evaluation_batch=200)
@@ -150,6 +175,10 @@ def test_a_source_that_is_no_npz_is_one_line(tmp_path: Path) -> None:
         ({"data": {"name": "ratings", "density": 0.01}}, r"make 5000 ratings; 10000 to train on"),
         ({"data": {"name": "ratings", "density": 0}}, r"data.density: expected greater than 0"),
         ({"data": {"name": "ratings", "source": "movielens"}}, r"data.source: expected 'drawn'"),
+        (
+            {"model": {"name": "mlp"}, "data": {"name": "points", "points": 9}},
+            r"9 points to train on are less than a batch of 64",
+        ),
         ({"model": {"name": "factorisation", "rank": 0}}, r"model.rank: expected greater than or equal to 1"),
     ],
 )

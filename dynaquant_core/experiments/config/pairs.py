@@ -22,7 +22,7 @@ DATA_OF: dict[str, tuple[str, ...]] = {
     "minilm": ("sst2", "stsb"),
     "hf": ("tokens", "sst2", "mnli", "stsb"),
     "mlr": ("mnist",),
-    "mlp": ("mnist",),
+    "mlp": ("mnist", "points"),
     "lenet5": ("mnist",),
     "alexnet": ("mnist",),
     "factorisation": ("ratings",),

@@ -35,6 +35,7 @@ from dynaquant_core.experiments.config.small import (
     LeNet5Model,
     MlpModel,
     MlrModel,
+    PointData,
     RatingsData,
 )
 
@@ -205,7 +206,7 @@ LanguageModel = CharGPTModel | CharLSTMModel | BertModel | MiniLMModel | HFModel
 PictureModel = ResNetModel | InceptionModel | BottleneckModel | ViTModel | VGGModel | MobileNetModel
 SmallModel = MlrModel | MlpModel | LeNet5Model | AlexNetModel | FactorisationModel
 LanguageData = TextData | MaskedData | ByteData | SentenceData | TokenData
-OtherData = ImageData | FolderData | DigitData | RatingsData
+OtherData = ImageData | FolderData | DigitData | PointData | RatingsData
 
 ModelSection = Annotated[LanguageModel | PictureModel | SmallModel, Field(discriminator="name")]
 DataSection = Annotated[LanguageData | OtherData, Field(discriminator="name")]

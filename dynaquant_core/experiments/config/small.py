@@ -17,6 +17,7 @@ __all__ = [
     "LeNet5Model",
     "MlpModel",
     "MlrModel",
+    "PointData",
     "RatingsData",
 ]
 
@@ -86,6 +87,42 @@ class DigitData(Section):
     train_images: Count | None = None
     search_images: Count = 1000
     heldout_images: Count = 2000
+
+
+class PointData(Section):
+    """``data: {name: points}``: made here, from a stated distribution.
+
+    A point has standard normal coordinates.  Each class has a direction of as many normal numbers, so that a
+    point's score for it, their product over sqrt(features), has variance 1; the label is the class of the
+    highest score after normal noise.
+
+    Args:
+        source: ``drawn``, the only one there is.
+        features: coordinates of a point.
+        classes: labels there are, 2 at least.
+        noise: standard deviation of what is added to scores.
+        draw: seed of all this; the run's seed only decides how it is trained on.
+        points: to train on.
+        batch: points a training step.
+        search_points, heldout_points: sizes of the two fixed evaluation sets, of other points.
+    """
+
+    name: Literal["points"]
+    source: Literal["drawn"] = "drawn"
+    features: Count = 64
+    classes: Annotated[int, Field(ge=2)] = 10
+    noise: Number = 0.25
+    draw: Annotated[int, Field(ge=0)] = 0
+    points: Count = 4000
+    batch: Count = 64
+    search_points: Count = 1000
+    heldout_points: Count = 2000
+
+    @model_validator(mode="after")
+    def _enough_points(self) -> PointData:
+        if self.batch > self.points:
+            raise ValueError(f"{self.points} points to train on are less than a batch of {self.batch}")
+        return self
 
 
 class RatingsData(Section):

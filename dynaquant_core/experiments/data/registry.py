@@ -10,13 +10,14 @@ from dynaquant_core.experiments.config.language import ByteData, MaskedData, Sen
 from dynaquant_core.experiments.config.parts import DataSection, ImageData, TextData
 from dynaquant_core.experiments.config.pictures import FolderData
 from dynaquant_core.experiments.config.section import Section
-from dynaquant_core.experiments.config.small import DigitData, RatingsData
-from dynaquant_core.experiments.data import cifar, corpus, pictures, ratings, sentences
+from dynaquant_core.experiments.config.small import DigitData, PointData, RatingsData
+from dynaquant_core.experiments.data import cifar, corpus, pictures, points, ratings, sentences
 from dynaquant_core.experiments.data.dataset import Dataset, file_digest, locate
 from dynaquant_core.experiments.data.digits import Digits
 from dynaquant_core.experiments.data.images import Images
 from dynaquant_core.experiments.data.masked import Masked
 from dynaquant_core.experiments.data.pictures import Pictures
+from dynaquant_core.experiments.data.points import Points
 from dynaquant_core.experiments.data.ratings import Ratings
 from dynaquant_core.experiments.data.sentences import Sentences
 from dynaquant_core.experiments.data.text import Bytes, Text
@@ -59,6 +60,7 @@ SOURCES: Final[Mapping[type[Section], _Source]] = {
     FolderData: _Source(Pictures, lambda data: pictures.fingerprint(data.source)),
     ImageData: _Source(lambda data, batch: Images(cifar.read(data.source), data, batch), _array_digest),
     DigitData: _Source(Digits, _array_digest),
+    PointData: _Source(Points, points.fingerprint),
     RatingsData: _Source(Ratings, ratings.fingerprint),
 }
 

@@ -1,4 +1,4 @@
-"""Classifiers of grey 28x28 images: the models of arXiv 2009.13003, and a perceptron of three layers."""
+"""Classifiers of grey 28x28 images, the models of arXiv 2009.13003; a perceptron, also of other points."""
 
 from __future__ import annotations
 
@@ -42,25 +42,26 @@ class Mlp(nn.Module):
     Args:
         classes: number of labels.
         width: of the first hidden layer; the second has half of it.
+        inputs: numbers an item.
 
-    ``forward(images)`` maps float32[batch, 1, 28, 28] to logits float32[batch, classes].
+    ``forward(items)`` maps float32[batch, ...], ``inputs`` numbers each, to logits float32[batch, classes].
 
     Example:
         >>> sum(parameter.numel() for parameter in Mlp(classes=10, width=512).parameters())
         535818
     """
 
-    def __init__(self, classes: int = 10, *, width: int = 512) -> None:
+    def __init__(self, classes: int = 10, *, width: int = 512, inputs: int = SIDE * SIDE) -> None:
         super().__init__()
         half = max(1, width // 2)
         self.hidden = nn.Sequential(
-            nn.Flatten(), nn.Linear(SIDE * SIDE, width), nn.ReLU(), nn.Linear(width, half), nn.ReLU()
+            nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, half), nn.ReLU()
         )
         self.head = nn.Linear(half, classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, items: Tensor) -> Tensor:
         """Logits of the labels."""
-        logits: Tensor = self.head(self.hidden(images))
+        logits: Tensor = self.head(self.hidden(items))
         return logits
 
 

@@ -37,6 +37,7 @@ from dynaquant_core.experiments.config.small import (
     LeNet5Model,
     MlpModel,
     MlrModel,
+    PointData,
     RatingsData,
 )
 from dynaquant_core.experiments.data.dataset import locate
@@ -45,6 +46,7 @@ from dynaquant_core.experiments.models.bert import Bert
 from dynaquant_core.experiments.models.bottleneck import BottleneckNet
 from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.char_lstm import CharLSTM
+from dynaquant_core.experiments.models.digits import SIDE as DIGIT
 from dynaquant_core.experiments.models.digits import AlexNet, LeNet5, Mlp, Mlr
 from dynaquant_core.experiments.models.factorisation import Factorisation
 from dynaquant_core.experiments.models.inception import Inception
@@ -78,6 +80,11 @@ def _vit(section: ViTModel, data: DataSection, classes: int) -> nn.Module:
         side=side,
         dropout=section.dropout,
     )
+
+
+def _mlp(section: MlpModel, data: DataSection, classes: int) -> nn.Module:
+    inputs = data.features if isinstance(data, PointData) else DIGIT * DIGIT
+    return Mlp(classes, width=section.width, inputs=inputs)
 
 
 def _vgg(section: VGGModel, data: DataSection, classes: int) -> nn.Module:  # noqa: ARG001
@@ -143,7 +150,7 @@ MODELS: Final[Mapping[type[Section], Model]] = {
     MobileNetModel: _mobilenet,
     CharLSTMModel: lambda own, _, classes: CharLSTM(classes, width=own.width, layers=own.layers),
     InceptionModel: lambda own, _, classes: Inception(classes, width=own.width),
-    MlpModel: lambda own, _, classes: Mlp(classes, width=own.width),
+    MlpModel: _mlp,
     MlrModel: lambda _own, _data, classes: Mlr(classes),
     LeNet5Model: lambda _own, _data, classes: LeNet5(classes),
     AlexNetModel: lambda own, _, classes: AlexNet(classes, width=own.width, dropout=own.dropout),
