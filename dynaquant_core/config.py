@@ -37,8 +37,6 @@ Scale = float | Literal["bf16", "exact"]
 #: Scales of a lattice: below, steps are finer than bfloat16; above, nothing of a network is left.
 FINEST, COARSEST = 2.0**-12, 2.0**6
 
-#: Noise over squared movement that ten restores late in a run still healed (docs/restoring.md).
-MAX_NOISE = 100.0
 #: Widest step in spreads of its tensor: its noise is a twelfth of the weights' energy.
 MAX_STEP = 1.0
 
@@ -224,9 +222,10 @@ class LatticeOptions(FrozenSettings):
 
     Args:
         max_noise: noise that a search lets a checkpoint add, over the squared movement since the run began or
-            was last restored, above 0; None: the threshold alone decides.  It acts where that movement is
-            known (a Checkpointer, a plugin).  Training heals noise by moving the weights, so noise far above
-            the movement stays (docs/restoring.md).
+            was last restored: ``"auto"``, 0.5 over what the checkpoint itself costs, from 5 to 100 (50 where
+            it is 1% worse, 10 where 5%); a number above 0; None: the threshold alone decides.  It acts where
+            that movement is known (a Checkpointer, a plugin).  Training heals noise by moving the weights, so
+            noise far above the movement stays, and its cost with it (docs/restoring.md).
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100, half of it for
             convolutions, linear layers beside a batch norm and embeddings under Adam and its kin; None: no
             bound.
@@ -248,7 +247,7 @@ class LatticeOptions(FrozenSettings):
         ({}, {'max_noise': 5.0})
     """
 
-    max_noise: float | None = MAX_NOISE
+    max_noise: float | Literal["auto"] | None = "auto"
     max_step: float | None = MAX_STEP
     max_step_of: Literal["slowed", "all"] = "slowed"
     keep_norm: bool = True
@@ -256,7 +255,7 @@ class LatticeOptions(FrozenSettings):
     def __post_init__(self) -> None:
         for name, least, most in (("max_noise", 1e-3, 1e9), ("max_step", 0.05, 100.0)):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None and (name, value) != ("max_noise", "auto"):
                 require_number("method lattice", name, value, least, most)
                 object.__setattr__(self, name, float(value))
         require_choice("method lattice", "max_step_of", self.max_step_of, ("slowed", "all"))

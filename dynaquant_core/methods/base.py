@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from dynaquant_core.state.spec import TensorSpec
 __all__ = [
     "Draft",
     "FitsSpace",
+    "Healing",
     "Hints",
     "Merging",
     "Method",
@@ -168,6 +170,43 @@ class Draft(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Healing:
+    """Noise over squared movement that training takes out again, by what it costs (ours).
+
+    Noise far above the movement stays, and its cost with it; so the product of both is bounded, and noise
+    that costs little may be wide (docs/restoring.md).
+
+    Args:
+        least: heals whatever it costs.
+        remains: noise times degradation, at most.
+        most: whatever it costs.
+
+    Example:
+        >>> healing = Healing(least=5.0, remains=0.5, most=100.0)
+        >>> [healing.excess(10.0, cost) <= 1.0 for cost in (0.01, 0.05, 0.06)]
+        [True, True, False]
+        >>> healing.excess(5.0, 0.5), healing.excess(200.0, -0.01)
+        (1.0, 2.0)
+    """
+
+    least: float
+    remains: float
+    most: float
+
+    def excess(self, noise: float, cost: float) -> float:
+        """Noise as a share of what is allowed; it grows with the noise where degradation does.
+
+        Args:
+            noise: over the squared movement.
+            cost: degradation, a share.
+        """
+        if noise <= 0.0:
+            return 0.0
+        left = sqrt(noise * max(cost, 0.0) / self.remains)  # both go with the square of a step
+        return max(noise / self.most, min(noise / self.least, left))
+
+
+@dataclass(frozen=True, slots=True)
 class Space:
     """The points a search may try.
 
@@ -181,7 +220,8 @@ class Space:
         rises: doublings of degradation to expect of a bold step, by ordered axis; where not given, one.
         near: steps on an axis that count as near, if more than the search's own.
         max_noise: noise that a candidate may add, over the squared movement of this life of the training,
-            where that is known; None: any.  The most careful place and what lies beyond may be taken always.
+            where that is known, whatever it costs or by that; None: any.  The most careful place and what
+            lies beyond may be taken always.
     """
 
     build: Callable[..., Any]
@@ -192,7 +232,13 @@ class Space:
     default: Any
     rises: Mapping[str, float] = field(default_factory=dict)
     near: int = 1
-    max_noise: float | None = None
+    max_noise: float | Healing | None = None
+
+    def excess(self, noise: float, cost: float) -> float:
+        """Noise over squared movement, as a share of what is allowed at a degradation of ``cost``."""
+        if isinstance(self.max_noise, Healing):
+            return self.max_noise.excess(noise, cost)
+        return 0.0 if self.max_noise is None else noise / self.max_noise
 
 
 @runtime_checkable

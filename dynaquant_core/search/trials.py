@@ -138,14 +138,14 @@ class Trials:
 
     def judged(self, spot: Choosable, quality: Quality) -> Trial:
         """The trial of a candidate whose quality is known."""
-        found, excess = self.goal.judge(quality), self._excess(spot, quality)
+        found = self.goal.judge(quality)
+        excess = self._excess(spot, quality, found)
         return Trial(spot, quality, found, self.goal.met(found) and excess <= 1.0, excess)
 
-    def _excess(self, spot: Choosable, quality: Quality) -> float:
-        allowed = self.grid.space.max_noise
-        if allowed is None or quality.lost is None or isinstance(spot, int) or not any(spot.steps):
+    def _excess(self, spot: Choosable, quality: Quality, found: Degradation) -> float:
+        if quality.lost is None or isinstance(spot, int) or not any(spot.steps):
             return 0.0
-        return quality.lost.noise / allowed
+        return self.grid.space.excess(quality.lost.noise, found.mean + found.se)
 
     def take_exact(self, spot: int) -> Trial:
         """The trial of an exact candidate, known without measuring: a reader gets the very tensors."""

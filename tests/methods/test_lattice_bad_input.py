@@ -67,9 +67,11 @@ def test_other_options_are_config_errors(options):
 
 
 def test_the_bound_on_noise_reaches_the_search_and_is_recorded_where_it_is_not_the_default():
-    for bound in (None, 5, 30.0):
+    shares = {None: [0.0, 0.0], 5: [4.0, 4.0], 40.0: [0.5, 0.5], "auto": [0.2, 2.0**0.5]}
+    for bound, share in shares.items():
         method = resolve_method({"name": "lattice", "max_noise": bound})
-        assert method.space(gradients=False).max_noise == bound
+        space = method.space(gradients=False)
+        assert [space.excess(20.0, cost) for cost in (0.0, 0.05)] == pytest.approx(share)
         assert resolve_method({"name": "lattice", **method.options()}).options() == method.options()
     assert Lattice().options() == {}, "files written before the option existed say nothing of it"
 

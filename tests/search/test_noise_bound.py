@@ -27,13 +27,16 @@ class Life:
     """Degradation and noise that both grow with the square of the scale.
 
     Args:
-        met: the scale that just meets the threshold.
-        healed: the scale whose noise is just what is allowed.
+        met: the scale at which a checkpoint is 1% worse.
+        healed: the scale whose noise is 40 times the squared movement.
         known: whether anything is known about movement.
+        threshold: of the search.
     """
 
-    def __init__(self, met: float, healed: float, *, known: bool = True) -> None:
-        self.met, self.healed, self.known = met, healed, known
+    def __init__(
+        self, met: float, healed: float, *, known: bool = True, threshold: float = THRESHOLD
+    ) -> None:
+        self.met, self.healed, self.known, self.threshold = met, healed, known, threshold
 
     def draft(self, config: LatticeConfig) -> Any:
         bits = 20.0 if isinstance(config.scale, str) else 6.0 - math.log2(config.scale)
@@ -42,16 +45,20 @@ class Life:
     def noise(self, scale: float) -> float:
         return ALLOWED * (scale / self.healed) ** 2
 
+    def worse(self, scale: float) -> float:
+        return THRESHOLD * (scale / self.met) ** 2
+
     def measure(self, config: LatticeConfig) -> Quality:
         if isinstance(config.scale, str):
             return Quality((2.0,), Lost(0.0, 0.0))
-        worse = THRESHOLD * (config.scale / self.met) ** 2
-        return Quality((2.0 * (1 + worse),), Lost(0.0, self.noise(config.scale)) if self.known else None)
+        return Quality(
+            (2.0 * (1 + self.worse(config.scale)),),
+            Lost(0.0, self.noise(config.scale)) if self.known else None,
+        )
 
     def choose(self, state: SearchState, space: Any = SPACE) -> Decision:
-        return Manager().choose(
-            space, self.draft, lambda draft: self.measure(draft.config), REFERENCE, THRESHOLD, "min", state
-        )
+        measure = lambda draft: self.measure(draft.config)  # noqa: E731
+        return Manager().choose(space, self.draft, measure, REFERENCE, self.threshold, "min", state)
 
 
 def boldest(limit: float) -> float:
@@ -74,6 +81,24 @@ def test_without_a_bound_or_known_movement_the_threshold_alone_decides() -> None
     unknown = Life(2.0, 0.3, known=False).choose(SearchState())
     assert unknown.config.scale == boldest(2.0)
     assert "movement_lost" not in unknown.report(REFERENCE)
+
+
+@pytest.mark.parametrize("met", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize("healed", [0.1, 0.7, 3.0])
+def test_by_default_noise_is_bounded_by_what_it_costs(met: float, healed: float) -> None:
+    """At most 100 times the movement, 50 where it costs 1%, 10 where 5%, and 5 whatever it costs."""
+
+    def allowed(life: Life, scale: float) -> bool:
+        cost, noise = life.worse(scale), life.noise(scale)
+        return cost <= life.threshold and (noise <= 5.0 or (noise <= 100.0 and noise * cost <= 0.5))
+
+    space, before = Lattice().space(gradients=False), 0.0
+    for threshold in (0.001, 0.01, 0.05, 0.2):
+        life = Life(met, healed, threshold=threshold)
+        chosen = life.choose(SearchState(), space).config.scale
+        assert chosen == max(scale for scale in SCALES if allowed(life, scale))
+        assert chosen >= before, "a wider threshold never takes more bytes"
+        before = chosen
 
 
 def test_where_nothing_has_moved_yet_the_most_careful_scale_is_taken_and_no_more() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dynaquant_core.config import LatticeConfig, LatticeOptions, Scale
-from dynaquant_core.methods.base import Draft, Hints, Reference, Space, Stream, StreamSource
+from dynaquant_core.methods.base import Draft, Healing, Hints, Reference, Space, Stream, StreamSource
 from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.decode import decode_streams
 from dynaquant_core.methods.lattice.draft import LatticeDraft
@@ -25,6 +25,8 @@ __all__ = ["Lattice"]
 BOLDEST, RATIO, SCALES = 8.0, 0.88, 48
 #: Scales above so many times the widest step change little: most bounded tensors have it already.
 NARROW = 2.0
+#: Noise that ten restores healed, also late in runs under a falling learning rate (docs/restoring.md).
+HEALING = Healing(least=5.0, remains=0.5, most=100.0)
 
 
 class Lattice:
@@ -82,7 +84,7 @@ class Lattice:
             default=LatticeConfig(),
             rises={"scale": -2 * log2(RATIO)},  # noise grows with the square of the step
             near=8,
-            max_noise=self._options.max_noise,
+            max_noise=HEALING if self._options.max_noise == "auto" else self._options.max_noise,
         )
 
     def fitted(self, space: Space, state: Mapping[str, Tensor], hints: Hints) -> Space:
