@@ -174,7 +174,7 @@ class Healing:
     """Noise over squared movement that training takes out again, by what it costs (ours).
 
     Noise far above the movement stays, and its cost with it; so the product of both is bounded, and noise
-    that costs little may be wide (docs/restoring.md).
+    that costs little may be wide (docs/healing.md).
 
     Args:
         least: heals whatever it costs.
