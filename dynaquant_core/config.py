@@ -54,13 +54,23 @@ def require_choice(owner: str, name: str, value: object, choices: tuple[object, 
 
 
 def require_number(
-    owner: str, name: str, value: object, low: float, high: float, *, open_high: bool = False
+    owner: str,
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    *,
+    open_high: bool = False,
+    words: tuple[str | None, ...] = (),
 ) -> None:
-    """Raises ConfigError unless ``value`` is a finite number in [low, high] (or [low, high) when open)."""
+    """Raises ConfigError unless ``value`` is in [low, high], or [low, high) when open, or of ``words``."""
+    if isinstance(value, str | None) and value in words:
+        return
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
     good = good and low <= value and (value < high if open_high else value <= high)  # type: ignore[operator]
     bracket = ")" if open_high else "]"
-    require(good, f"{owner}: {name} must be a number in [{low}, {high}{bracket}, got {value!r}.")
+    listed = "".join(f" or {word!r}" for word in words)
+    require(good, f"{owner}: {name} must be a number in [{low}, {high}{bracket}{listed}, got {value!r}.")
 
 
 def require_bins(owner: str, name: str, value: object, words: tuple[str, ...]) -> None:
@@ -222,10 +232,11 @@ class LatticeOptions(FrozenSettings):
 
     Args:
         max_noise: noise that a search lets a checkpoint add, over the squared movement since the run began or
-            was last restored: ``"auto"``, 0.5 over what the checkpoint itself costs, from 5 to 100 (50 where
-            it is 1% worse, 10 where 5%); a number above 0; None: the threshold alone decides.  It acts where
-            that movement is known (a Checkpointer, a plugin).  Training heals noise by moving the weights, so
-            noise far above the movement stays, and its cost with it (docs/healing.md).
+            was last restored: ``"auto"``, 0.5 over what the checkpoint itself costs (its standard error
+            added), from 5 to 100 (50 where it is 1% worse, 10 where 5%); a number above 0; None: the
+            threshold alone decides.  It acts where that movement is known (a Checkpointer, a plugin).  Training heals
+            noise by moving the weights, so noise far above the movement stays, and its cost with it
+            (docs/healing.md).
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100, half of it for
             convolutions, linear layers beside a batch norm and embeddings under Adam and its kin; None: no
             bound.
@@ -253,10 +264,11 @@ class LatticeOptions(FrozenSettings):
     keep_norm: bool = True
 
     def __post_init__(self) -> None:
-        for name, least, most in (("max_noise", 1e-3, 1e9), ("max_step", 0.05, 100.0)):
+        require_number("method lattice", "max_noise", self.max_noise, 1e-3, 1e9, words=("auto", None))
+        require_number("method lattice", "max_step", self.max_step, 0.05, 100.0, words=(None,))
+        for name in ("max_noise", "max_step"):
             value = getattr(self, name)
-            if value is not None and (name, value) != ("max_noise", "auto"):
-                require_number("method lattice", name, value, least, most)
+            if isinstance(value, int):
                 object.__setattr__(self, name, float(value))
         require_choice("method lattice", "max_step_of", self.max_step_of, ("slowed", "all"))
         flag = type(self.keep_norm) is bool

@@ -198,7 +198,7 @@ class Healing:
 
         Args:
             noise: over the squared movement.
-            cost: degradation, a share.
+            cost: degradation, a share, with its standard error added: chance must not make noise look free.
         """
         if noise <= 0.0:
             return 0.0

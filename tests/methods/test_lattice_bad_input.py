@@ -66,6 +66,11 @@ def test_other_options_are_config_errors(options):
         resolve_method({"name": "lattice", **options})
 
 
+def test_a_word_that_is_no_bound_is_told_which_are():
+    with pytest.raises(ConfigError, match=r"max_noise must be a number in .* or 'auto' or None, got 'much'"):
+        Lattice(max_noise="much")
+
+
 def test_the_bound_on_noise_reaches_the_search_and_is_recorded_where_it_is_not_the_default():
     shares = {None: [0.0, 0.0], 5: [4.0, 4.0], 40.0: [0.5, 0.5], "auto": [0.2, 2.0**0.5]}
     for bound, share in shares.items():

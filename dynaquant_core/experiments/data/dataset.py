@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from torch import Tensor
 
 from dynaquant_core.errors import ExperimentError
@@ -21,6 +22,7 @@ __all__ = [
     "Dataset",
     "data_root",
     "drawn",
+    "drawn_digest",
     "even_split",
     "file_digest",
     "is_there",
@@ -67,6 +69,12 @@ def drawn(purpose: str, *numbers: int) -> np.random.Generator:
     """
     word = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=4).digest(), "little")
     return np.random.default_rng([word, *numbers])
+
+
+def drawn_digest(section: BaseModel, drawing: int) -> str:
+    """Hex digest of what decides data that is drawn: its section, NumPy's version and the way of drawing."""
+    words = f"{drawing} {np.__version__} {section.model_dump_json()}"
+    return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
 
 
 def even_split(items: NDArray[Any], size: int) -> list[NDArray[Any]]:

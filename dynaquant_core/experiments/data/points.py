@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dynaquant_core.experiments.config.small import PointData
-from dynaquant_core.experiments.data.dataset import Batch, drawn, even_split, leading
+from dynaquant_core.experiments.data.dataset import Batch, drawn, drawn_digest, even_split, leading
 from dynaquant_core.experiments.data.epochs import Epochs
 
 __all__ = ["Points", "drawn_points", "fingerprint"]
@@ -59,8 +57,7 @@ def drawn_points(section: PointData) -> tuple[NDArray[np.float32], NDArray[np.in
 
 def fingerprint(section: PointData) -> str:
     """Hex digest of what decides the points."""
-    words = f"{DRAWING} {np.__version__} {section.model_dump_json()}"
-    return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+    return drawn_digest(section, DRAWING)
 
 
 def _batch(points: NDArray[np.float32], labels: NDArray[np.int64]) -> Batch:

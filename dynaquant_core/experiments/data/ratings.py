@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dynaquant_core.experiments.config.small import RatingsData
-from dynaquant_core.experiments.data.dataset import Batch, drawn, even_split, leading
+from dynaquant_core.experiments.data.dataset import Batch, drawn, drawn_digest, even_split, leading
 from dynaquant_core.experiments.data.epochs import Epochs
 
 __all__ = ["Ratings", "drawn_ratings", "fingerprint"]
@@ -67,8 +65,7 @@ def drawn_ratings(section: RatingsData) -> tuple[NDArray[np.int64], NDArray[np.f
 
 def fingerprint(section: RatingsData) -> str:
     """Hex digest of what decides the ratings."""
-    words = f"{DRAWING} {np.__version__} {section.model_dump_json()}"
-    return hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+    return drawn_digest(section, DRAWING)
 
 
 def _batch(pairs: NDArray[np.int64], values: NDArray[np.float32]) -> Batch:

@@ -25,7 +25,7 @@ __all__ = ["Lattice"]
 BOLDEST, RATIO, SCALES = 8.0, 0.88, 48
 #: Scales above so many times the widest step change little: most bounded tensors have it already.
 NARROW = 2.0
-#: Noise that ten restores healed, also late in runs under a falling learning rate (docs/healing.md).
+#: What noise a search may add; docs/healing.md says on which runs it was measured.
 HEALING = Healing(least=5.0, remains=0.5, most=100.0)
 
 
