@@ -28,6 +28,7 @@ class Job:
         recording: folder of the recording that is replayed; None: the run is trained.
         threads: of its process; None: as many as there are.  They decide about the last bits of a training.
         start: weights that a fine-tuning begins with (`pretraining.read_weights`); None: the model's own.
+        content: digest of what a run of a grid reads (`pretraining.content`); None: not noted.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class Job:
     recording: Path | None = None
     threads: int | None = None
     start: Path | None = None
+    content: str | None = None
 
     @property
     def diary(self) -> Path:
@@ -76,6 +78,7 @@ class Job:
             "recording": recording,
             "threads": self.threads,
             "start": None if self.start is None else str(self.start),
+            "content": self.content,
         }
         write_json(self.folder / "job.json", {"experiment": self.experiment.as_dict(), **settings})
 
@@ -99,6 +102,7 @@ class Job:
                 recording=None if recording is None else Path(recording),
                 threads=data.get("threads"),
                 start=None if start is None else Path(start),
+                content=data.get("content"),
             )
         except (OSError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
             raise ExperimentError(f"{path}: no job of an experiment ({error}).") from None

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dynaquant_core.experiments.config.parts import OptimizerSection
 
-__all__ = ["learning_rate", "make_optimizer", "make_scheduler"]
+__all__ = ["keeps_moments", "learning_rate", "make_optimizer", "make_scheduler"]
 
 
 def learning_rate(section: OptimizerSection, step: int, steps: int) -> float:
@@ -46,6 +46,16 @@ def make_optimizer(section: OptimizerSection, model: nn.Module) -> torch.optim.O
         {"params": spared, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=section.lr, betas=(section.betas[0], section.betas[1]))
+
+
+def keeps_moments(section: OptimizerSection) -> bool:
+    """Whether the optimizer keeps averages of each parameter's gradients.
+
+    Example:
+        >>> keeps_moments(OptimizerSection(lr=0.1, name="sgd")), keeps_moments(OptimizerSection(lr=1e-3))
+        (False, True)
+    """
+    return section.name != "sgd" or section.momentum > 0
 
 
 def make_scheduler(section: OptimizerSection, optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:

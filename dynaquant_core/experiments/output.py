@@ -23,8 +23,11 @@ __all__ = ["claim", "claimed", "run_folders"]
 #: Says which experiment a folder belongs to.
 CONFIG = "config.json"
 
-#: Names in an output folder before a first step: the config, perhaps one that was being written, and runs.
-OWN = re.compile(rf"config\.json(\.\d+)?|run-\d+|{re.escape(LOCK_FILE)}")
+#: A config that was being written when its process died (`job.write_json`).
+PARTIAL = re.compile(r"config\.json(\.\d+){1,2}")
+
+#: Names in an output folder before a first step.
+OWN = re.compile(rf"config\.json|{PARTIAL.pattern}|run-\d+|{re.escape(LOCK_FILE)}")
 
 #: Keys that the config of every experiment has had, in all versions.
 REQUIRED = {"name", "model", "data", "steps"}
@@ -107,8 +110,11 @@ def _failed_early(folder: Path) -> bool:
     Other projects write a config.json too, a model's folder for one: it has to name an experiment's keys, in
     whatever version, and to be alone with folders of runs.
     """
-    if not (folder / CONFIG).is_file() or not all(OWN.fullmatch(path.name) for path in folder.iterdir()):
+    names = [path.name for path in folder.iterdir()]
+    if not all(map(OWN.fullmatch, names)):
         return False
+    if not (folder / CONFIG).is_file():  # its very first config was being written
+        return any(map(PARTIAL.fullmatch, names))
     try:
         data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -117,8 +123,9 @@ def _failed_early(folder: Path) -> bool:
 
 
 def _forget(folder: Path) -> None:
-    for job in folder.glob("run-*/job.json"):
-        job.unlink()
+    partial = [path for path in folder.iterdir() if PARTIAL.fullmatch(path.name)]
+    for path in (*folder.glob("run-*/job.json"), *partial):
+        path.unlink()
 
 
 def _must_hold(folder: Path, experiment: Experiment) -> None:

@@ -34,7 +34,7 @@ LAW = 0.10
 LAW_RANGE = (0.05, 0.15)
 
 #: Sections that decide about the uninterrupted run.
-TRAINING = ("model", "data", "optimizer", "evaluate", "pretrained")
+TRAINING = ("model", "data", "optimizer", "evaluate", "pretrained", "steps")
 
 Run = Mapping[str, Any]
 

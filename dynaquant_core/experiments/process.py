@@ -1,4 +1,4 @@
-"""A process of an experiment: ``python -m dynaquant_core.experiments.process FOLDER [--halt STEP]``.
+"""A process of an experiment: ``python -m dynaquant_core.experiments.process FOLDER`` and options.
 
 It reads its job from the folder, goes on from the newest checkpoint, and writes events to the diary.  On its
 standard output it says, one JSON object a line, where it is.  At the halt step it waits for its parent to
@@ -70,9 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dynaquant_core.experiments.process", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--halt", type=int, default=None)
+    parser.add_argument("--parent", type=int, default=None, help="end when this is not the parent any more")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid() if options.parent is None else options.parent
+    if os.getppid() != parent:  # gone while this process was starting; nothing is touched
+        return 1
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         work(Job.read(options.folder), options.halt)
     except DynaQuantError as error:

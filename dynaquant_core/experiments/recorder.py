@@ -16,8 +16,10 @@ from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
 from dynaquant_core.experiments.measures import MovementWatch, by_direction
 from dynaquant_core.experiments.narrow import method_of
+from dynaquant_core.experiments.optimizers import keeps_moments
 from dynaquant_core.experiments.recording import WINDOW
 from dynaquant_core.experiments.trainer import Trainer
+from dynaquant_core.methods.base import TakesVectors
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.search.quality import Degradation, Quality, degradation
 from dynaquant_core.state.roles import matches
@@ -146,11 +148,17 @@ class Recorder:
 
 def quantised_names(model: nn.Module, experiment: Experiment) -> list[str]:
     """Parameters that the experiment's method takes (tied ones once); the rest is stored exactly."""
-    method = resolve_method(experiment.method)
+    method, trained = resolve_method(experiment.method), keeps_moments(experiment.optimizer)
+
+    def taken(parameter: nn.Parameter) -> bool:
+        if parameter.dim() == 1 and trained and isinstance(method, TakesVectors):  # as in `store.parts`
+            return method.accepts_vector(parameter)
+        return method.accepts(parameter)
+
     return [
         name
         for name, parameter in model.named_parameters()
-        if method.accepts(parameter) and not matches(f"model.{name}", experiment.exact)
+        if taken(parameter) and not matches(f"model.{name}", experiment.exact)
     ]
 
 

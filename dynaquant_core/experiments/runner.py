@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Sequence
@@ -82,8 +83,13 @@ def _run(
     }
     facts = {"format": FORMAT, "config": experiment.as_dict(), "environment": environment() | {"jobs": jobs}}
     results = Results(folder / "results.json", facts)
-    entries: dict[int, dict[str, Any]] = {}
     apart = varied(runs)
+    known = {run["folder"]: run for run in _before(results.path)}
+    entries: dict[int, dict[str, Any]] = {
+        int(name): known[planned.job.folder.name] | {"varied": apart[int(name)]}
+        for name, planned in plan.items()
+        if planned.job.folder.name in known and planned.job.finished
+    }  # so that those are never missing, whatever becomes of new runs
 
     def keep(name: str, result: Any) -> None:
         if name in plan:  # after each run: a grid may take days
@@ -119,6 +125,15 @@ def _read_by(run: Experiment) -> tuple[str, str]:
     if run.pretrained is None:
         return run.data.model_dump_json(), ""
     return run.data.model_dump_json(), f"{run.model.model_dump_json()} {run.pretrained.model_dump_json()}"
+
+
+def _before(path: Path) -> list[dict[str, Any]]:
+    """Entries of the results.json of an earlier start; none where it cannot be read."""
+    try:
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        return [run for run in runs if "folder" in run]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _label(index: int, runs: Sequence[Experiment]) -> str:

@@ -83,6 +83,7 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
 
 def _one_life(job: Job, halt: int | None, label: str, report: Report) -> None:
     command = [sys.executable, "-m", "dynaquant_core.experiments.process", str(job.folder)]
+    command += ["--parent", str(os.getpid())]
     if halt is not None:
         command += ["--halt", str(halt)]
     children = report.children if isinstance(report, Watcher) else Children()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
@@ -52,6 +53,17 @@ class _Run:
 
 
 def folder_job(folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
-    """A run's job; one that has begun keeps its number of threads, which decides about its last bits."""
-    begun = (folder / "job.json").exists()
-    return kind_of(run).job(folder, run, data, Job.read(folder).threads if begun else threads)
+    """A run's job; one that has begun keeps its number of threads, which decides about its last bits.
+
+    Raises:
+        ExperimentError: it began on other data, so that its results would stand beside those of these.
+    """
+    if not (folder / "job.json").exists():
+        return kind_of(run).job(folder, run, data, threads)
+    begun = Job.read(folder)
+    if begun.content not in {None, data} and begun.diary.exists():
+        raise ExperimentError(
+            f"output: {folder} was run on other data than {run.data.source} holds now; give another folder "
+            f"with output=PATH, or remove it, and it is run anew."
+        )
+    return kind_of(run).job(folder, run, data, begun.threads)

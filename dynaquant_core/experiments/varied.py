@@ -10,11 +10,10 @@ from dynaquant_core.experiments.config.experiment import Experiment
 
 __all__ = ["varied"]
 
-#: Settings of which an entry of results.json has a key of its own, or which no two runs differ in.
+#: Settings that labels and tables of a page name anyway, or which no two runs differ in.
 TOLD = frozenset(
     {"name", "output", "grid", "kind", "of", "measure", "axis", "seed", "seeds", "method", "moments"}
-    | {"max_chain", "threshold", "checkpoint_every", "steps", "as_restored", "fix", "search"}
-    | {"model.name", "data.source", "rework.size", "rework.point", "system"}
+    | {"threshold", "fix", "search", "model.name", "data.source", "rework.size", "rework.point", "system"}
 )
 
 
@@ -27,7 +26,7 @@ def varied(runs: Sequence[Experiment]) -> list[dict[str, Any]]:
         runs: of one grid.
     """
     found: list[dict[str, Any]] = [{} for _ in runs]
-    settings = [dict(_leaves("", _settings(run), _told(run))) for run in runs]
+    settings = [dict(_leaves("", _settings(run))) for run in runs]
     for model in dict.fromkeys(run.model.name for run in runs):
         mine = [place for place, run in enumerate(runs) if run.model.name == model]
         keys = _telling([settings[place] for place in mine])
@@ -36,24 +35,20 @@ def varied(runs: Sequence[Experiment]) -> list[dict[str, Any]]:
     return found
 
 
-def _told(run: Experiment) -> frozenset[str]:
-    return TOLD if run.axis is None else TOLD | {run.axis.key}
-
-
 def _settings(run: Experiment) -> dict[str, Any]:
     """Those that an entry does not tell; failures are, by their number, unless their steps are named."""
     data = run.as_dict()
     return data if isinstance(run.failures, dict) else data | {"failures": {}}
 
 
-def _leaves(prefix: str, data: Mapping[str, Any], told: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in nested mappings that is not told; names of sections first."""
+def _leaves(prefix: str, data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested mappings that is not `TOLD`; names of sections first."""
     for key, value in sorted(data.items(), key=lambda item: item[0] != "name"):
         dotted = f"{prefix}{key}"
-        if dotted in told:
+        if dotted in TOLD:
             continue
         if isinstance(value, Mapping):
-            yield from _leaves(f"{dotted}.", value, told)
+            yield from _leaves(f"{dotted}.", value)
         else:
             yield dotted, value
 

@@ -14,6 +14,7 @@ from dynaquant_core.search.forecast import Forecast
 from dynaquant_core.search.grid import Place
 from dynaquant_core.search.guided import search_cube
 from dynaquant_core.search.neighbourhood import better_variant, flip_may_help, recover
+from dynaquant_core.search.retrace import retrace
 from dynaquant_core.search.trials import Trial, Trials
 
 __all__ = ["Found", "from_beyond", "from_last_best", "whole_cube"]
@@ -68,7 +69,7 @@ def from_last_best(
         base = better_variant(trials, base)
     found = base if base.met else recover(trials, forecast, base, radius=radius, tries=HANDFUL)
     if found is not None:
-        return _improve(trials, forecast, found, radius, due=False)
+        return _improve(trials, forecast, retrace(trials, forecast, found), radius, due=False)
     if cube_allowed:
         return whole_cube(trials)
     return Found(_descend(trials, forecast, base) or walk_beyond(trials), eager=True)
@@ -105,7 +106,7 @@ def _descend(trials: Trials, forecast: Forecast, base: Trial) -> Trial | None:
     """The way down from a failed place to the most careful one; None where even that fails."""
     found = recover(trials, forecast, base, radius=max(trials.grid.shape, default=0), tries=DESCENT)
     if found is not None:
-        return found
+        return retrace(trials, forecast, found)
     corner = trials.measure(_most_careful(base.place))
     return corner if corner.met else None
 

@@ -170,6 +170,12 @@ def test_overhead_is_the_share_of_all_training_time(tiny: dict[str, Any]) -> Non
     assert set(found["overhead"]) == {"collector", "held", "search", "draft", "encode", "commit"}
 
 
+def test_the_summary_counts_all_that_holds_a_training_up(results: Results) -> None:
+    results.data["runs"][0]["overhead"] = {"collector": 0.01, "held": 0.02, "search": 0.04, "encode": 9.0}
+    (row,) = summary(results)
+    assert row["overhead"] == "7.00%"
+
+
 def test_a_run_entry_has_the_fixed_keys(tiny: dict[str, Any]) -> None:
     found = entry(tiny, diary(), method={"name": "dynaquant", "coder": "paper"})
     fixed = {"kind", "method", "options", "seed", "threshold", "interval_steps", "failures", "restores"}

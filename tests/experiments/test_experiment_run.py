@@ -182,12 +182,22 @@ def test_an_experiment_that_failed_before_its_first_step_may_be_mended(
 ) -> None:
     folder = claim(validate(tiny | {"output": "out"}, "tiny"))
     (folder / "config.json").write_text(json.dumps(tiny | {"key_of_an_older_version": 1}), encoding="utf-8")
-    (folder / "config.json.123").touch()  # a process that was killed while it wrote
+    (folder / "config.json.123.456").touch()  # a process that was killed while it wrote
     (folder / "run-0").mkdir()
     (folder / "run-0" / "job.json").touch()
     assert claim(validate(tiny | {"output": "out", "threshold": 0.2}, "tiny")) == folder
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["threshold"] == 0.2
     assert not (folder / "run-0" / "job.json").exists()
+    assert not (folder / "config.json.123.456").exists()
+
+
+def test_a_folder_whose_first_config_was_being_written_is_taken(
+    workplace: Path, tiny: dict[str, Any]
+) -> None:
+    (workplace / "out").mkdir()
+    (workplace / "out" / "config.json.12345.140021").write_text('{"half', encoding="utf-8")
+    claim(validate(tiny | {"output": "out"}, "tiny"))
+    assert [path.name for path in (workplace / "out").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize(

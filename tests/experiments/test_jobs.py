@@ -85,6 +85,51 @@ def test_a_grid_that_gained_rows_runs_only_those(tiny_file: Path) -> None:
     assert (row["seeds"], row["kills"], row["final"]) == ("2", "0", "+0.00% ± 0.00%")
 
 
+def test_finished_rows_stay_where_a_grid_that_grew_is_interrupted(tiny_file: Path) -> None:
+    base = ["steps=10", "output=out", "moments=exact"]
+    run_experiment(tiny_file, [*base, "grid={method: [exact, zstd]}"])
+    plots = sorted(path.name for path in Path("out/plots").glob("run-1-*"))
+    grown = [*base, "grid={method: [none, topn, zstd, exact]}"]
+
+    def interrupt(progress: Progress) -> None:
+        if progress.run.startswith("run 2 of 4"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(tiny_file, grown, interrupt)
+    kept = json.loads(Path("out/results.json").read_text(encoding="utf-8"))["runs"]
+    rows = list(csv.DictReader(Path("out/results.csv").read_text(encoding="utf-8").splitlines()))
+    for found in (kept, rows):
+        told = [(row["method"], row["folder"]) for row in found]
+        assert told == [("none", "run-4"), ("zstd", "run-1"), ("exact", "run-0")]
+    runs = run_experiment(tiny_file, grown).data["runs"]
+    assert [runs[0], *runs[2:]] == kept
+    drawn = {path.name.rpartition("-")[0] for path in Path("out/plots").glob("run-*.png")}
+    assert drawn == {run["folder"] for run in runs}  # each named after its run's folder
+    assert sorted(path.name for path in Path("out/plots").glob("run-1-*")) == plots != []
+
+
+def test_rows_of_other_data_do_not_stand_beside_new_ones(tiny_file: Path) -> None:
+    base = ["steps=10", "output=out", "moments=exact"]
+    run_experiment(tiny_file, [*base, "grid={method: [exact]}"])
+    verse = Path(os.environ["DYNAQUANT_DATA"]) / "verse.txt"
+    verse.write_text(verse.read_text(encoding="utf-8")[::-1], encoding="utf-8")
+    before = Path("out/results.json").read_bytes()
+    with pytest.raises(ExperimentError, match=r"run-0 was run on other data than verse\.txt holds now; give"):
+        run_experiment(tiny_file, [*base, "grid={method: [exact, zstd]}"])
+    assert Path("out/results.json").read_bytes() == before
+
+
+def test_a_method_that_is_spelled_in_two_ways_is_one_run(tiny_file: Path) -> None:
+    def methods(*values: str) -> list[str]:
+        grid = f"grid={{method: [{', '.join(values)}]}}"
+        return [run.method for run in expand(load_experiment(tiny_file, [grid]))]
+
+    assert len(methods("null", "lattice", "{name: lattice}", "{name: lattice, max_noise: auto}")) == 1
+    assert len(methods("lattice", "{name: lattice, max_noise: 3}")) == 2
+    assert len(methods("lc", "{name: lc, super_step: 4}", "{name: lc, super_step: 0}")) == 2
+
+
 def test_a_run_keeps_its_folder_wherever_the_grid_puts_it(workplace: Path, tiny_file: Path) -> None:
     runs = expand(load_experiment(tiny_file, ["grid={threshold: [0.01, 0.02, 0.03]}"]))
     Job(workplace / "run-0", runs[1], saves=True).write()
@@ -128,6 +173,19 @@ def test_nothing_outlives_its_parent(tiny_file: Path, how: signal.Signals) -> No
     time.sleep(1.0)
     assert recorded() == before
     assert all(before)
+
+
+def test_a_process_whose_parent_died_before_it_began_touches_nothing(tiny_file: Path) -> None:
+    Job(Path("out"), expand(load_experiment(tiny_file))[0], saves=True).write()
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    command = [sys.executable, "-m", "dynaquant_core.experiments.process", "out", "--parent", str(gone.pid)]
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, timeout=120, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert [found.name for found in Path("out").iterdir()] == ["job.json"]
 
 
 def recorded() -> list[int]:

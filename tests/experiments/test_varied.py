@@ -12,6 +12,8 @@ from dynaquant_core.experiments import Results, run_experiment, seed_rows, sprea
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.price import prices
+from dynaquant_core.experiments.report.ablation import axis_rows
+from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.varied import varied
 
 
@@ -25,6 +27,8 @@ def test_runs_are_told_by_what_their_entries_do_not_say(tiny: dict[str, Any]) ->
     assert found[0] == {"optimizer.lr": 0.01, "exact": []}
     assert len({json.dumps(each) for each in found}) == 4
     assert runs_of(tiny, grid={"threshold": [0.01, 0.05], "failures": [0, 1]}) == [{}] * 4
+    assert runs_of(tiny, grid={"max_chain": [1, 8]}) == [{"max_chain": 1}, {"max_chain": 8}]
+    assert runs_of(tiny, grid={"steps": [40, 80]}) == [{"steps": 40}, {"steps": 80}]
 
 
 def test_failures_are_told_by_their_steps_where_they_are_named(tiny: dict[str, Any]) -> None:
@@ -40,9 +44,25 @@ def test_no_more_is_told_than_is_needed() -> None:
 
 
 @pytest.mark.parametrize("key", ["optimizer.lr", "optimizer"])
-def test_an_axis_is_not_told_twice(tiny: dict[str, Any], key: str) -> None:
+def test_an_axis_is_told_like_the_grid(tiny: dict[str, Any], key: str) -> None:
     values = [0.01, 0.1] if key == "optimizer.lr" else [{"lr": 0.01}, {"lr": 0.1}]
-    assert runs_of(tiny, kind="ablate", axis={"key": key, "values": values}) == [{}, {}]
+    told = runs_of(tiny, kind="ablate", axis={"key": key, "values": values})
+    assert told == [{"optimizer.lr": 0.01}, {"optimizer.lr": 0.1}]
+
+
+def test_values_of_an_axis_are_no_seeds_of_one_setting(tiny_file: Path) -> None:
+    axis = "axis={key: optimizer.lr, values: [0.003, 0.03]}"
+    overrides = ["kind=ablate", "of=train", axis, "method=zstd", "failures=1", "restores=swap", "steps=20"]
+    data = run_experiment(tiny_file, overrides).data
+    found = prices(data)
+    assert [(entry.method, entry.seeds) for entry in found] == [
+        ("zstd, optimizer.lr 0.003", [0]),
+        ("zstd, optimizer.lr 0.03", [0]),
+    ]
+    assert [row["method"] for row in overhead_rows(data["runs"])] == [entry.method for entry in found]
+    rows = axis_rows(data["runs"])
+    assert [row["optimizer.lr"] for row in rows] == ["0.003", "0.03"]
+    assert "setting" not in rows[0]  # the axis is told once
 
 
 def test_two_learning_rates_are_no_seeds_of_one_setting(tiny_file: Path) -> None:

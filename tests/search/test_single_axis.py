@@ -147,3 +147,54 @@ def test_growth_is_tried_after_a_restore_even_where_it_fails() -> None:
     assert again.config.scale == state.best["scale"]  # type: ignore[index]
     assert again.evaluations == 2
     assert not again.state.eager
+
+
+class Spiky(Line):
+    """A line on which, at some scales, measured degradations are worse than they should be."""
+
+    def __init__(self, limit: float, spikes: dict[float, float]) -> None:
+        super().__init__(limit)
+        self.spikes = spikes
+
+    def worse(self, scale: float | str) -> float:
+        spike = self.spikes.get(scale) if isinstance(scale, float) else None
+        return super().worse(scale) if spike is None else THRESHOLD * spike
+
+
+def after_spikes(limit: float, *spikes: float) -> tuple[Decision, Spiky]:
+    """A checkpoint whose scales failed from the last best on, each by a measured share of the threshold."""
+    line = Spiky(limit, {})
+    state = line.choose(SearchState()).state
+    last = SCALES.index(line.choose(state).config.scale)
+    line.spikes = {SCALES[last - number]: spike for number, spike in enumerate(spikes)}
+    return line.choose(state), line
+
+
+def test_a_long_stride_is_retraced() -> None:
+    """As on a ViT: the last best misses by a tenth, the next by more than three times, by mere chance."""
+    decision, line = after_spikes(4.0, 1.09, 3.4)
+    tried = [SCALES.index(scale) for scale in line.measured]
+    assert tried[1] == tried[0] - 1
+    assert tried[2] <= tried[1] - 5  # the stride
+    assert SCALES.index(decision.config.scale) >= tried[1] - 2
+    assert decision.met
+    assert decision.evaluations <= 5
+
+
+def test_a_stride_that_was_needed_is_not_retraced() -> None:
+    line = Line(4.0)
+    state = line.choose(SearchState()).state
+    line.limit = 1.8
+    decision = line.choose(state)
+    assert decision.met
+    assert decision.evaluations == 2
+    assert decision.config.scale > 1.4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_retrace_ends_with_was_measured_and_met(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    decision, line = after_spikes(4.0, *np.exp(rng.normal(0.7, 0.8, 12)).tolist())
+    assert decision.met
+    assert decision.config.scale in line.measured
+    assert line.worse(decision.config.scale) <= THRESHOLD

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from dynaquant_core.errors import ConfigError
+from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.experiments.config.ablation import Axis
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.source import set_dotted
+from dynaquant_core.methods.registry import resolve_method
 
 __all__ = ["expand"]
 
@@ -18,20 +19,32 @@ def expand(experiment: Experiment) -> list[Experiment]:
     """The runs of an experiment, in order: the grid's last key varies fastest, then the seed.
 
     A grid that is a list gives the runs of its first mapping, then those of the next.  A run that is there
-    already, from a value or a seed that is named twice or from an earlier mapping, is not run again: it would
-    count as one more seed.  Each run is an `Experiment` of its own: one seed, no
-    grid, and of an axis its own value, which varies faster than the grid.
+    already, from a value or a seed that is named twice, a method that is spelled in two ways or an earlier
+    mapping, is not run again: it would count as one more seed.  Each run is an `Experiment` of its own: one
+    seed, no grid, and of an axis its own value, which varies faster than the grid.
 
     Raises:
         ConfigError: a combination is not valid, or the axis is part of the grid.
     """
     crossings = experiment.grid if isinstance(experiment.grid, list) else [experiment.grid]
     runs: list[Experiment] = []
+    told: list[dict[str, Any]] = []
     for crossing in crossings:
         for run in _crossed(experiment, crossing):
-            if run not in runs:
+            spelled = run.as_dict() | {"method": _resolved(run.method)}
+            if spelled not in told:
+                told.append(spelled)
                 runs.append(run)
     return runs
+
+
+def _resolved(method: Any) -> Any:
+    """A method's name and options, however it was spelled; as it is where there is none like it."""
+    try:
+        found = resolve_method(method)
+    except DynaQuantError:  # who runs it says what is wrong
+        return method
+    return {"name": found.name, "options": found.options()}
 
 
 def _crossed(experiment: Experiment, crossing: Mapping[str, list[Any]]) -> list[Experiment]:

@@ -29,7 +29,8 @@ class Replayed(Kind):
 
     def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
         """Saving what was recorded."""
-        return Job(folder, run, saves=True, recording=recording_folder(run, data), threads=threads)
+        recording = recording_folder(run, data)
+        return Job(folder, run, saves=True, recording=recording, threads=threads, content=data)
 
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:  # noqa: ARG002
         """The recording, unless this run is finished."""

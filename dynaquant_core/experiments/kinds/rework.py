@@ -26,9 +26,9 @@ class Reworked(Kind):
         if run.rework is not None:
             point_of(run)
 
-    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:  # noqa: ARG002
+    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
         """Training, failing and counting."""
-        return Job(folder, run, saves=True, threads=threads)
+        return Job(folder, run, saves=True, threads=threads, content=data)
 
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:  # noqa: ARG002
         """Nothing."""
@@ -36,6 +36,6 @@ class Reworked(Kind):
 
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Brings the run to its end, from wherever it was."""
-        if not (planned.job.folder / "job.json").exists():
+        if not planned.job.diary.exists():
             planned.job.write()
         return rework_entry(planned.run, complete(planned.job, (), planned.label, watcher))

@@ -30,9 +30,9 @@ class Shrinking(Kind):
         if isinstance(run.system, SmaqSystem):
             make_format(run.system.format)
 
-    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:  # noqa: ARG002
+    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
         """Training under the system."""
-        return Job(folder, run, saves=True, start=_start(run), threads=threads)
+        return Job(folder, run, saves=True, start=_start(run), threads=threads, content=data)
 
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:  # noqa: ARG002
         """The training of this seed without it."""
@@ -42,7 +42,7 @@ class Shrinking(Kind):
 
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Trains to the end."""
-        if not (planned.job.folder / "job.json").exists():
+        if not planned.job.diary.exists():
             planned.job.write()
         diary = complete(planned.job, (), planned.label, watcher)
         return system_entry(planned.run, diary, _baseline(planned, watcher))

@@ -26,9 +26,9 @@ class Train(Kind):
     def preflight(self, run: Experiment, data: str) -> None:
         """Nothing beyond what every run is asked."""
 
-    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:  # noqa: ARG002
+    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
         """Training beside a recorder."""
-        return Job(folder, run, saves=True, threads=threads)
+        return Job(folder, run, saves=True, threads=threads, content=data)
 
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:
         """The same run undisturbed, where this one fails."""
@@ -40,7 +40,7 @@ class Train(Kind):
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Trains to the end, through all failures."""
         run, key = planned.run, planned.key
-        if not (planned.job.folder / "job.json").exists():
+        if not planned.job.diary.exists():
             planned.job.write()
         kills: Sequence[int] = planned.failures if run.restores == "kill" else ()
         diary = complete(planned.job, kills, planned.label, watcher)

@@ -33,9 +33,9 @@ class Transferred(Kind):
             judged = fingerprint(training.data)
             find_recording(recording_folder(training, judged), training, judged)
 
-    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:  # noqa: ARG002
+    def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
         """Compressing, then training from what was compressed."""
-        return Job(folder, run, saves=True, start=start_path(run), threads=threads)
+        return Job(folder, run, saves=True, start=start_path(run), threads=threads, content=data)
 
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:  # noqa: ARG002
         """The fine-tuning of this seed from the uncompressed weights."""
@@ -47,7 +47,7 @@ class Transferred(Kind):
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Compresses and fine-tunes."""
         baseline = _baseline(planned, watcher)
-        if not (planned.job.folder / "job.json").exists():
+        if not planned.job.diary.exists():
             planned.job.write()
         diary = complete(planned.job, (), planned.label, watcher)
         return transfer_entry(planned.run, diary, baseline)

@@ -175,9 +175,16 @@ def _line(run: Run) -> tuple[Any, ...]:
         "fix": str(run["fix"] or "nothing fixed"),
         "search": f"search {run['search']}",
         "max_chain": f"chains of {run['max_chain']}",
-        "varied": varied_label(run).removeprefix(", "),
+        "varied": varied_label({"varied": _beside(run)}).removeprefix(", "),
     }
     return tuple("" if name == head and (head != "method" or not option) else parts[name] for name in parts)
+
+
+def _beside(run: Run) -> dict[str, Any]:
+    """What varied beside the axis and what a line names by itself."""
+    named = {run["axis"]["key"], "checkpoint_every", "max_chain"}
+    varied = run.get("varied", {})
+    return {key: varied[key] for key in varied if not any(f"{key}.".startswith(f"{each}.") for each in named)}
 
 
 def _lines(runs: Sequence[Run]) -> dict[tuple[Any, ...], str]:

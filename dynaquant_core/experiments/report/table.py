@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynaquant_core.experiments.figures import by_model, figures, model_label, setting_label
+from dynaquant_core.experiments.overhead import STAGES_OF_OVERHEAD
 from dynaquant_core.experiments.results import STAGES, Results
 
 __all__ = ["Row", "checkpoint_rows", "number", "percent", "restore_rows", "size", "spent", "summary", "times"]
@@ -50,7 +51,7 @@ def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
         f"final {final['metric']}": f"{final['value']:.4f}",
         "uninterrupted": f"{final['baseline']:.4f}",
         "degradation": percent(final["relative_degradation"], signed=True),
-        "overhead": percent(run["overhead"]["held"] + run["overhead"]["search"]),
+        "overhead": percent(sum(run["overhead"].get(stage, 0.0) for stage in STAGES_OF_OVERHEAD)),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,27 +30,33 @@ Plot = tuple[Callable[["Figure", Sequence[Run]], None], Sequence[Run]]
 #: Each run of a larger grid goes without plots of its own: the page would take minutes and megabytes.
 MOST_DRAWN = 24
 
+#: Names of plots of one run.
+OF_ONE = re.compile(r"(run|coders)-\d+")
+
 
 @dataclass(frozen=True, slots=True)
 class _Plots:
-    """PNGs: of each run by name, and of all runs together by name."""
+    """PNGs: of each run by name, folders of the runs, and of all runs together by name."""
 
     runs: list[dict[str, bytes]]
+    folders: list[str]
     together: dict[str, bytes] = field(default_factory=dict)
     missing: DependencyError | None = None
 
     def files(self) -> Mapping[str, bytes]:
         """File name -> PNG."""
         named = {
-            f"run-{index}-{name}.png": data
-            for index, images in enumerate(self.runs)
+            f"{folder}-{name}.png": data
+            for folder, images in zip(self.folders, self.runs, strict=True)
             for name, data in images.items()
         }
         return named | {f"{name}.png": data for name, data in self.together.items()}
 
 
 def write_report(results: Results) -> None:
-    """Writes ``plots/run-N-NAME.png``, ``plots/NAME.png`` of all runs together, and ``report.html``.
+    """Writes ``plots/run-N-NAME.png`` (of folder ``run-N``), ``plots/NAME.png`` of all, and ``report.html``.
+
+    Plots of an earlier report that this one does not have are removed.
 
     Raises:
         DependencyError: matplotlib is missing; the page is written all the same, without plots.
@@ -57,7 +64,11 @@ def write_report(results: Results) -> None:
     """
     folder, plots = results.path.parent, _drawn(results)
     try:
-        for name, data in plots.files().items():
+        files = plots.files()
+        for path in () if plots.missing else (folder / "plots").glob("*.png"):
+            if OF_ONE.match(path.name) and path.name not in files:
+                path.unlink()
+        for name, data in files.items():
             (folder / "plots").mkdir(exist_ok=True)
             (folder / "plots" / name).write_bytes(data)
         (folder / "report.html").write_text(page(results, plots.runs, plots.together), encoding="utf-8")
@@ -70,12 +81,14 @@ def write_report(results: Results) -> None:
 def _drawn(results: Results) -> _Plots:
     runs = results.data["runs"]
     nothing: list[dict[str, bytes]] = [{} for _ in runs]
+    folders = [run.get("folder", f"run-{index}") for index, run in enumerate(runs)]
     try:
         together = {name: png(plot, subject) for name, (plot, subject) in _wanted(runs).items()}
         few = len(runs) <= MOST_DRAWN
-        return _Plots([draw(run) if few and run["checkpoints"] else {} for run in runs], together)
+        drawn = [draw(run) if few and run["checkpoints"] else {} for run in runs]
+        return _Plots(drawn, folders, together)
     except DependencyError as error:
-        return _Plots(nothing, missing=error)
+        return _Plots(nothing, folders, missing=error)
 
 
 def _wanted(runs: Sequence[Run]) -> dict[str, Plot]:
