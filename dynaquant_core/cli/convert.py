@@ -25,6 +25,7 @@ from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.methods.registry import require_own_config, resolve_method
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.best import best_of, measured
+from dynaquant_core.store.disk import require_another
 from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
 from dynaquant_core.store.native import read_native, step_of
 
@@ -59,6 +60,7 @@ def export(
     """Write one checkpoint as torch.save or safetensors, or for a framework."""
     if best and step is not None:
         raise typer.BadParameter("give --best or --step, not both")
+    require_another(out, path)
     write = resolve_exporter(to, out)
     source = open_source(path)
     with working(f"exporting {path} to {out}"):

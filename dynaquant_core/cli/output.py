@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -51,6 +52,8 @@ def result() -> Iterator[TextIO]:
     out: TextIO | None = sys.stdout  # None where the process was started without
     if out is None:
         raise StorageError("There is no standard output for the result; send it to a file or to /dev/null.")
+    if isinstance(out, TextIOWrapper):  # a terminal of few letters gets the others as \\xe9
+        out.reconfigure(errors="backslashreplace")
     try:
         yield out
         out.flush()

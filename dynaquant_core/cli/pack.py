@@ -26,6 +26,7 @@ from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.stored import FileSource
 from dynaquant_core.files import load_file, save_file
 from dynaquant_core.store import CheckpointInfo
+from dynaquant_core.store.disk import require_another
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.native import read_native
 
@@ -50,6 +51,8 @@ def compress(
     """Compress one native checkpoint into one self-contained file."""
     if out is None and not dry_run:
         raise typer.BadParameter("give -o OUT.dq, or --dry-run to see what would be saved")
+    if out is not None and not dry_run:
+        require_another(out, native)
     config = config_of(bins=bins, prune=prune, protect=protect, embedding_bins=embedding_bins)
     settings: dict[str, Any] = {"method": method_of(method), "moments": moments, "exact": tuple(exact or ())}
     with working(f"compressing {native}"):
@@ -67,6 +70,7 @@ def decompress(
     to: ToOption = None,
 ) -> None:
     """Write a .dq file back as torch.save or safetensors."""
+    require_another(out, packed)
     write = resolve_exporter(to, out)
     with working(f"decompressing {packed}"):
         write(load_file(packed), out)

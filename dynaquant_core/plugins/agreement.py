@@ -50,7 +50,7 @@ class Stand:
 
     Args:
         lineage: of the base that its drafts are made against; None: it has none.
-        key_bytes, newest_bytes: stored bytes of that base's weights; the writer's are true.
+        key_bytes, newest_bytes, spared: stored bytes of that base (`parts.Base`); the writer's are true.
         method: name and options of the method that it drafts with.
         problem: what went wrong before; None: nothing.
     """
@@ -58,6 +58,7 @@ class Stand:
     lineage: str | None = None
     key_bytes: int = 0
     newest_bytes: int = 0
+    spared: int = 0
     method: str = ""
     problem: str | None = None
 

@@ -129,7 +129,8 @@ class Decider:
         if len({stand.method for stand in stands}) > 1:
             saving = self._begin_as_asked(step, tree, gradients)
         if {stand.lineage for stand in stands} == {first.lineage}:
-            self._trail.share(saving, first.key_bytes, first.newest_bytes)
+            sizes = {"key_bytes": first.key_bytes, "newest_bytes": first.newest_bytes}
+            self._trail.share(saving, **sizes, spared=first.spared)
         else:
             logger.info("the ranks hold different bases, so step %d is written as a key", step)
             saving.base = None
@@ -168,7 +169,8 @@ class Decider:
         method = f"{self._trail.method.name} {sorted(self._trail.method.options().items())}"
         if saving.base is None:
             return Stand(method=method)
-        return Stand(self._trail.lineage, saving.base.key_bytes, saving.base.newest_bytes, method)
+        base = saving.base
+        return Stand(self._trail.lineage, base.key_bytes, base.newest_bytes, base.spared, method)
 
 
 def _serves(chosen: Chosen, saving: Saving) -> bool:

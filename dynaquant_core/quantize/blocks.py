@@ -159,7 +159,7 @@ def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor, gri
     refuse_bad_scales(scales, codes.size)
     target = out.detach()
     direct = target.device.type == "cpu" and target.is_contiguous()
-    flat = (target if direct else torch.empty(target.shape, dtype=target.dtype)).view(-1)
+    flat = (target if direct else torch.empty(target.shape, dtype=target.dtype, device="cpu")).view(-1)
     width = {2: np.uint16, 4: np.uint32, 8: np.uint64}[flat.element_size()]
     reaches = grid.signed.reach, grid.positive.reach
     levels, decoded = host_view(level_table(flat.dtype)).view(width), host_view(flat).view(width)
@@ -180,7 +180,7 @@ def level_table(dtype: torch.dtype) -> Tensor:
     low = max(smallest, 2.0**-149)
     high = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
     values = powers.clamp(low, high)
-    return torch.cat((values, -values, torch.zeros(1, dtype=torch.float64))).to(dtype)
+    return torch.cat((values, -values, torch.zeros_like(values[:1]))).to(dtype)
 
 
 def nonzero_float32(part: NDArray[np.generic]) -> NDArray[np.float32]:

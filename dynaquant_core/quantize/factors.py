@@ -210,7 +210,7 @@ def _encoded_vector(values: Array) -> Factors:
 
 
 def _decoded_vector(codes: NDArray[np.uint8], scales: NDArray[np.int16]) -> Array:
-    out = torch.empty(codes.size)
+    out = torch.empty(codes.size, device="cpu")
     blocks.decode(codes, scales, out)
     return out.numpy().astype(np.float64)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 __all__ = ["bare_name", "copies_of"]
 
-#: Modules that DDP, `torch.compile` and FSDP put between a module and its name.
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
+#: Modules that DDP, `torch.compile`, FSDP and activation checkpointing put between a module and its name.
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 Shape = tuple[int, ...]
 Segments = tuple[str, ...]

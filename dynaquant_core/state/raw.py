@@ -59,7 +59,7 @@ def tensor_of(words: Words, spec: TensorSpec) -> torch.Tensor:
         tensor([[1.]], dtype=torch.bfloat16)
     """
     if words.size == 0:
-        return torch.empty(spec.shape, dtype=dtype_of(spec.dtype))
+        return torch.empty(spec.shape, dtype=dtype_of(spec.dtype), device="cpu")
     flat = torch.from_numpy(words.view(np.uint8))
     return flat.view(dtype_of(spec.dtype)).reshape(spec.shape)
 

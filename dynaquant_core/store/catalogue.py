@@ -7,6 +7,7 @@ inode, size or time of modification changes.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Entry:
         digest: identity of its content.
         meta: step, commit sequence, base, methods.
         size: bytes of the file.
-        weights_bytes: bytes of the streams of the part "weights".
+        weights_bytes, exact_bytes: bytes of the streams of the parts "weights" and "exact".
         info: what a user is told about it.
     """
 
@@ -44,6 +45,7 @@ class Entry:
     meta: Meta
     size: int
     weights_bytes: int
+    exact_bytes: int
     info: CheckpointInfo
 
     @property
@@ -183,6 +185,8 @@ def read_entry(path: Path) -> Entry:
     """
     with FileReader(path) as reader:
         meta = Meta.from_dict(reader.index.meta, path.name)
-        weights = sum(stream.nbytes for stream in reader.index.streams if stream.part == "weights")
+        parts: Counter[str] = Counter()
+        for stream in reader.index.streams:
+            parts[stream.part] += stream.nbytes
         info = summarise(reader.index, meta, reader.nbytes)
-        return Entry(path, reader.digest, meta, reader.nbytes, weights, info)
+        return Entry(path, reader.digest, meta, reader.nbytes, parts["weights"], parts["exact"], info)

@@ -161,13 +161,15 @@ class Chain:
 
     def base(self, parts: dict[str, HeldPart]) -> Base:
         """What the next save may build on, once ``parts`` were decoded in full."""
-        last = self.last.entry
+        first, last = self._links[0].entry, self.last.entry
+        spent = last.exact_bytes if len(self._links) > 1 else 0  # by a delta; of a first one nothing is known
         return Base(
             link=BaseLink(last.step, last.meta.sequence, last.digest),
             depth=len(self._links) - 1,
             parts=parts,
-            key_bytes=self._links[0].entry.weights_bytes,
-            newest_bytes=self._links[-1].entry.weights_bytes,
+            key_bytes=first.weights_bytes,
+            newest_bytes=last.weights_bytes,
+            spared=max(first.exact_bytes - spent, 0),
             files=tuple((link.entry.path, link.identity) for link in self._links),
         )
 

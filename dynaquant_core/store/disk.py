@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dynaquant_core.errors import ConfigError, NotAStoreError, StorageError, UnsafePathError
+from dynaquant_core.store.names import parse_name
 
 __all__ = [
     "file_identity",
@@ -19,6 +20,7 @@ __all__ = [
     "is_gone",
     "make_folder",
     "path_from",
+    "require_another",
     "require_space",
     "require_target",
     "storage_error",
@@ -145,15 +147,31 @@ def require_target(path: Path) -> None:
     """Refuses a path that a rename would not give to a regular file, or would take from something else.
 
     Raises:
-        UnsafePathError: it names no file, or a folder, device, pipe or socket stands there.
+        UnsafePathError: it names no file, a folder, device, pipe or socket stands there, or a checkpoint of a
+            store.
     """
     if not path.name:
         raise UnsafePathError(f"{str(path)!r} names no file; give the path of the file to write.")
     with guarded("look at", path):
+        if path.exists() and parse_name(path.name) is not None:
+            raise UnsafePathError(
+                f"{str(path)!r} is a checkpoint of a store and is not written over; give another path."
+            )
         if path.exists() and not path.is_file():
             raise UnsafePathError(
                 f"{str(path)!r} is a folder, device or pipe; give the path of the file to write."
             )
+
+
+def require_another(path: Path, source: Path) -> None:
+    """Refuses to write a file over the one that it is made of: what is stored is not all that was there.
+
+    Raises:
+        UnsafePathError: both are one file.
+    """
+    with guarded("look at", path):
+        if path.exists() and source.is_file() and path.samefile(source):
+            raise UnsafePathError(f"{str(path)!r} is what is read; give another path to write.")
 
 
 def file_identity(path: Path) -> tuple[int, int, int]:

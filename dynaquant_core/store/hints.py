@@ -20,6 +20,9 @@ from dynaquant_core.store.fisher import Fisher
 
 __all__ = ["buffer_names", "hints_for", "match_names", "stand_in_names"]
 
+#: Last part of the key that torch puts a module's extra state under.
+EXTRA = "_extra_state"
+
 
 def hints_for(
     tensors: Mapping[str, Tensor],
@@ -83,12 +86,15 @@ def buffer_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[
         return frozenset()
     # Parameters take part, so that a longer name of theirs goes before a shorter one of a buffer.
     owners = match_names(tensors, buffers | _shapes(modules))
-    return frozenset(name for name, owner in owners.items() if owner in buffers)
+    places = _places(modules, "buffers") - _places(modules, "parameters")  # whatever a wrapper calls them
+    named = {name for name, owner in owners.items() if owner in buffers}
+    return frozenset(named | {name for name, tensor in tensors.items() if _place(tensor) in places})
 
 
 def stand_in_names(leaves: Iterable[Leaf], model: Any | None) -> frozenset[str]:
     """Names of tensors that lie beside the model's own in one dictionary and are not the model's.
 
+    So are those of a module's extra state, however deep they lie (`torch.nn.Module.get_extra_state`).
     Somebody merged, cast or pruned them for the checkpoint.  What is lost of them shows in no measure of the
     model, so it must be nothing.  A dictionary without any tensor of the model (an average of the weights, a
     state that was copied whole) is another matter.
@@ -109,14 +115,23 @@ def stand_in_names(leaves: Iterable[Leaf], model: Any | None) -> frozenset[str]:
     modules = _modules(model)
     if modules is None:
         return frozenset()
-    each = [modules] if isinstance(modules, nn.Module) else list(modules.values())
-    own = {_place(weight) for module in each for weight in module.parameters()} - {None}
+    own = _places(modules, "parameters")
     seen = [leaf for leaf in leaves if leaf.source == "tensor" and not leaf.in_optimizer]
     beside = {leaf.path[:-1] for leaf in seen if _place(leaf.tensor) in own}
-    kept = {_place(buffer) for module in each for buffer in module.buffers()} | own
-    return frozenset(
-        leaf.name for leaf in seen if leaf.path[:-1] in beside and _place(leaf.tensor) not in kept
-    )
+    kept = _places(modules, "buffers") | own
+    apart = [leaf for leaf in seen if leaf.path[:-1] in beside or _is_extra(leaf)]
+    return frozenset(leaf.name for leaf in apart if _place(leaf.tensor) not in kept)
+
+
+def _is_extra(leaf: Leaf) -> bool:
+    """Whether it lies in what a module's ``get_extra_state`` returned."""
+    return any(str(key).endswith(EXTRA) for key in leaf.path)
+
+
+def _places(modules: nn.Module | Mapping[str, nn.Module], kind: str) -> set[int | None]:
+    """Where the memory of all "parameters", or "buffers", begins."""
+    each = [modules] if isinstance(modules, nn.Module) else list(modules.values())
+    return {_place(tensor) for module in each for tensor in getattr(module, kind)()} - {None}
 
 
 def _place(tensor: Tensor) -> int | None:

@@ -171,6 +171,8 @@ class Base:
         parts: what a reader of it holds.
         key_bytes: stored bytes of the weights in the chain's key.
         newest_bytes: the same of the chain's newest checkpoint.
+        spared: stored bytes of exact tensors that a key takes and a delta does not, going by this chain: what
+            did not change costs a delta nothing.
         files: (path, identity) of every file of the chain when it was verified.
     """
 
@@ -179,6 +181,7 @@ class Base:
     parts: Mapping[str, HeldPart]
     key_bytes: int
     newest_bytes: int
+    spared: int = 0
     files: tuple[tuple[Any, tuple[int, int, int]], ...] = ()
 
     def fits(self, division: Division) -> bool:

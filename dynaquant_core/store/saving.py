@@ -98,7 +98,7 @@ class Saving:
         if delta.is_key or self.base.newest_bytes <= clearly or delta.size <= clearly:
             return delta
         key = method.draft(self.live, None, config, self._hints)
-        return delta if delta.size < key.size else key
+        return delta if delta.size < key.size + self.base.spared else key
 
     def seal(self, draft: Draft, report: Mapping[str, Any] | None = None) -> Sealed:
         """Takes all that a reader needs out of the live state; after it the tensors may change.

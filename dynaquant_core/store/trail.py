@@ -172,14 +172,16 @@ class Trail:
             parts=held,
             key_bytes=base.key_bytes if base else int(draft.size),
             newest_bytes=int(draft.size),
+            spared=base.spared if base else 0,
         )
         self.lineage = _grown(self.lineage if base else "", saving.step)
         self._files = []
 
-    def share(self, saving: Saving, key_bytes: int, newest_bytes: int) -> None:
-        """Takes over what another process knows of the base of ``saving``: bytes of its weights as stored."""
+    def share(self, saving: Saving, *, key_bytes: int, newest_bytes: int, spared: int) -> None:
+        """Takes over what another process knows of the base of ``saving``: bytes as stored (`parts.Base`)."""
         if saving.base is not None:
-            saving.base = self._base = replace(saving.base, key_bytes=key_bytes, newest_bytes=newest_bytes)
+            base = replace(saving.base, key_bytes=key_bytes, newest_bytes=newest_bytes, spared=spared)
+            saving.base = self._base = base
 
     def leave_method(self) -> None:
         """Goes back to the method of the arguments, whatever was loaded or saved with another."""

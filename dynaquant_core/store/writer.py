@@ -176,11 +176,15 @@ def write_file(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPa
 def next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Base:
     """What the checkpoint after ``entry`` may be written against."""
     here: tuple[Any, ...] = ((entry.path, file_identity(entry.path)),)
+    spared = entry.exact_bytes if base is None else base.spared
+    if base is not None and base.depth == 0:  # the first delta shows what a key took for nothing
+        spared = max(spared - entry.exact_bytes, 0)
     return Base(
         link=BaseLink(entry.step, entry.meta.sequence, entry.digest),
         depth=base.depth + 1 if base else 0,
         parts=parts,
         key_bytes=base.key_bytes if base else entry.weights_bytes,
         newest_bytes=entry.weights_bytes,
+        spared=spared,
         files=(*base.files, *here) if base else here,
     )

@@ -1,4 +1,4 @@
-"""A context that puts back what an evaluation may change: random streams, training flags, buffers."""
+"""A context that puts back what an evaluation may change: random streams, training modes, buffers, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dynaquant_core.training.rng import put_rng_back, rng_state
 
-__all__ = ["insist", "same_bits", "untouched", "write"]
+__all__ = ["insist", "same_bits", "untouched", "write", "written_by_modes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,51 @@ class _Buffers:
                 write(tensor, value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """One module's parameters: the objects themselves, and the memory that each of them is a view of."""
+
+    module: nn.Module
+    tensors: dict[str, nn.Parameter | None]
+    places: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Parameters:
+        tensors = dict(module._parameters)
+        plain = {name: tensor for name, tensor in tensors.items() if tensor is not None and _is_plain(tensor)}
+        places = {name: tensor.data for name, tensor in plain.items()}
+        return cls(module, tensors, places)
+
+    def put_back(self) -> None:
+        """The same objects over the same memory, whose values are another's affair."""
+        held = self.module._parameters
+        if list(held) != list(self.tensors) or any(held[key] is not self.tensors[key] for key in held):
+            held.clear()
+            held.update(self.tensors)
+        for name, place in self.places.items():
+            tensor = self.tensors[name]
+            if tensor is not None and not _is_same_memory(tensor, place):
+                tensor.data = place
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a parameter's memory can be told and given back: no subclass of torch's has the last word."""
+    return type(tensor) is nn.Parameter and tensor.layout == torch.strided
+
+
+def _is_same_memory(tensor: Tensor, place: Tensor) -> bool:
+    alike = tensor.dtype == place.dtype and tensor.device == place.device and tensor.shape == place.shape
+    return alike and tensor.data_ptr() == place.data_ptr()
+
+
 @contextmanager
 def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Puts back every global random stream, and every submodule's training flag and buffers, bit for bit.
+    """Puts back every global random stream, every submodule's training mode and buffers, bit for bit.
 
     It does so however the body ends, and a Ctrl-C meanwhile is raised afterwards.  Buffers that were replaced
-    by other tensors are replaced back, resized ones have their size again.
+    by other tensors are replaced back, resized ones have their size again.  A module goes back to its mode by
+    its own ``train``, which may have more to undo than a flag (LoRA unmerges).  Parameters lie in the memory
+    that they lay in, also where the body moved or cast the model.
 
     Args:
         models: the modules that the body may run, with all their submodules.
@@ -65,12 +104,19 @@ def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
     modules = list({module: None for model in models for module in model.modules()})
     flags = [module.training for module in modules]
     buffers = [_Buffers.of(module) for module in modules]  # those without any too: some may be added
+    scripted = torch.jit.ScriptModule  # whose dictionaries are views of something else
+    parameters = [_Parameters.of(module) for module in modules if not isinstance(module, scripted)]
     streams = rng_state()
 
     def put_back() -> None:
-        for module, training in zip(modules, flags, strict=True):
-            module.training = training
         with torch.no_grad():
+            for module, training in zip(modules, flags, strict=True):  # parents first: theirs is all below
+                if module.training != training:
+                    module.train(training)
+            for module, training in zip(modules, flags, strict=True):  # some keep a part of them frozen
+                module.training = training
+            for owned in parameters:
+                owned.put_back()
             for held in buffers:
                 held.put_back()
         put_rng_back(streams)
@@ -79,6 +125,25 @@ def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
         yield
     finally:
         insist(put_back)
+
+
+def written_by_modes(models: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Parameters that changing to evaluation mode and back may write, and round.
+
+    They are those of modules with a ``train`` of their own: LoRA adds its product to them there, and takes it
+    out again.
+
+    Example:
+        >>> written_by_modes([nn.Linear(2, 2)])
+        []
+    """
+    own = [
+        module
+        for model in models
+        for module in model.modules()
+        if type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
+    ]
+    return list({weight: None for module in own for weight in module.parameters() if _is_plain(weight)})
 
 
 def insist(action: Callable[[], None]) -> None:

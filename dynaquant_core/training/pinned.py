@@ -74,7 +74,7 @@ class PinnedCopies:
 
     def _buffer(self, key: str, tensor: Tensor) -> Tensor:
         if key not in self._buffers:
-            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         return self._buffers[key]
 
     def _kept(self, device: torch.device, tensor: Tensor) -> bool:

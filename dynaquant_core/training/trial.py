@@ -13,7 +13,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.training.evaluation import Evaluation
-from dynaquant_core.training.guard import insist, write
+from dynaquant_core.training.guard import insist, same_bits, write, written_by_modes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,6 +48,7 @@ class Trial:
         self._live = live
         self._evaluation = evaluation
         self._originals: dict[str, Tensor] = {}
+        self._beside: list[tuple[Tensor, Tensor]] = []
         self._changed = False  # the live tensors may hold something else than the originals
 
     def __enter__(self) -> Self:
@@ -55,6 +56,12 @@ class Trial:
             self._originals = {
                 name: tensor.detach().to("cpu", copy=True) for name, tensor in self._live.items()
             }
+            live = {tensor.data_ptr() for tensor in self._live.values()}
+            self._beside = [
+                (weight, weight.detach().to("cpu", copy=True))
+                for weight in written_by_modes(self._evaluation.models)
+                if weight.data_ptr() not in live
+            ]
         return self
 
     def __exit__(
@@ -62,7 +69,7 @@ class Trial:
     ) -> None:
         if self._changed:  # the put-back after a measurement was interrupted
             insist(self._put_back)
-        self._originals = {}
+        self._originals, self._beside = {}, []
 
     def reference(self) -> Quality:
         """The quality of the tensors as they are; raises EvaluationError as `Evaluation` does."""
@@ -86,6 +93,11 @@ class Trial:
 
     def _put_back(self) -> None:
         self._put(self._originals.items())
+        with torch.no_grad():
+            for weight, value in self._beside:
+                if not same_bits(weight.cpu(), value):
+                    with _unnoticed(weight):
+                        write(weight, value)
         self._changed = False
 
     def _put(self, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -276,3 +276,24 @@ def test_a_packed_file_can_be_looked_at(shell: Shell, native: Path, tmp_path: Pa
     for words in (("log", packed), ("show", packed, "--tensors"), ("verify", packed, "--deep")):
         assert shell(*words).status == 0
     assert shell("export", packed, "-o", tmp_path / "out.safetensors").status == 0
+
+
+def test_nothing_is_written_over_what_it_is_made_of(shell: Shell, native: Path, store: Path) -> None:
+    packed = native.with_suffix(".dq")
+    assert shell("compress", native, "-o", packed).status == 0
+    (checkpoint, *_) = checkpoint_files(store)
+    kept = {path: path.read_bytes() for path in (native, packed, checkpoint)}
+    link = native.with_name("link.pt")
+    link.symlink_to(native)
+    for words in (
+        ("compress", native, "-o", native),
+        ("compress", native, "-o", link),
+        ("decompress", packed, "--to", "pt", "-o", packed),
+        ("export", packed, "--to", "pt", "-o", packed),
+        ("export", store, "--to", "pt", "-o", checkpoint),
+        ("compress", native, "-o", checkpoint),
+    ):
+        outcome = shell(*words)
+        assert outcome.status == 1
+        assert "give another path" in outcome.error()
+    assert {path: path.read_bytes() for path in kept} == kept

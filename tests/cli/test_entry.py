@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from dynaquant_core.cli.app import app
+from dynaquant_core.store import CheckpointStore
 from tests.cli.words import Shell
 
 
@@ -204,3 +206,15 @@ def test_work_is_done_where_nobody_is_told_of_it(looked_at: Path, where: str) ->
 def process(*words: str) -> list[str]:
     """The command line as a process of its own."""
     return [sys.executable, "-c", "import sys; from dynaquant_core.cli import main; sys.exit(main())", *words]
+
+
+def test_names_that_a_terminal_has_no_letters_for_are_spelled_out(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "store")
+    for step in (1, 2):
+        store.save(step, {"é": torch.randn(32, 32)})
+    code = "import sys; from dynaquant_core.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "diff", str(tmp_path / "store"), "1", "2"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    told = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
+    assert (told.returncode, "error" in told.stderr) == (0, False)
+    assert "\\xe9" in told.stdout

@@ -52,3 +52,42 @@ def test_masks_need_no_model_to_stay_exact(tmp_path: Path, method: str, dtype: t
     dq.save_file(state, tmp_path / "x.dq", method=method)
     loaded = dq.load_file(tmp_path / "x.dq")
     assert all(torch.equal(loaded[name], state[name]) for name in ("mask", "far"))
+
+
+class Extra(torch.nn.Module):
+    """A layer whose extra state is a dictionary, with a table in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(64, 64)
+        self.history = {"table": torch.randn(64, 64), "deeper": [torch.randn(64, 64)]}
+
+    def get_extra_state(self) -> dict[str, object]:
+        return self.history
+
+    def set_extra_state(self, state: dict[str, object]) -> None:
+        self.history = state
+
+
+def test_extra_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(Extra())
+    table, (deeper,) = (model[0].history[key] for key in ("table", "deeper"))
+    kept = table.clone(), deeper.clone()
+    with dq.Checkpointer(tmp_path, model) as checkpoints:
+        checkpoints.save()
+    table.zero_()
+    assert dq.Checkpointer(tmp_path, model).restore() == 0
+    assert torch.equal(model[0].history["table"], kept[0])
+    assert torch.equal(model[0].history["deeper"][0], kept[1])
+
+
+def test_buffers_below_activation_checkpointing_come_back_bit_for_bit(tmp_path: Path) -> None:
+    wrappers = pytest.importorskip("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    model = torch.nn.Sequential(wrappers.checkpoint_wrapper(Masked()))
+    before = [buffer.clone() for buffer in model.buffers()]
+    with dq.Checkpointer(tmp_path, model) as checkpoints:
+        checkpoints.save()
+    for buffer in model.buffers():
+        buffer.zero_()
+    dq.Checkpointer(tmp_path, model).restore()
+    assert all(torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True))

@@ -266,3 +266,38 @@ def test_a_missing_base_is_named(tmp_path: Path) -> None:
     checkpoint_files(tmp_path)[0].unlink()
     with pytest.raises(dq.MissingBaseError):
         CheckpointStore(tmp_path).load(9)
+
+
+def test_a_frozen_backbone_is_not_written_again_to_spare_the_adapter_some_bytes(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    backbone, adapter = torch.randn(512, 512, generator=draw), torch.randn(8, 512, generator=draw)
+    for reopened in (False, True):
+        folder = tmp_path / str(reopened)
+        store = CheckpointStore(folder, exact=("backbone",), max_chain=16)
+        for step in range(10):
+            if reopened and step:
+                store = CheckpointStore(folder, exact=("backbone",), max_chain=16)
+                store.resume()
+            store.save(step, {"model": {"backbone": backbone, "adapter": adapter.clone()}})
+            adapter += torch.randn(8, 512, generator=draw)
+        sizes = [store.info(step).stored_bytes for step in store.steps()]
+        assert max(sizes[1:]) < 0.01 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    "method", ["lattice", "dynaquant", "cnr", "qd", "gobo", "topn", "scar", "lc", "excp"]
+)
+@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal"])
+def test_the_default_device_of_torch_does_not_matter(tmp_path: Path, method: str, moments: str) -> None:
+    run = Run()
+    run.train()
+    whole = run.numbered()
+    with torch.device("meta"):  # stands for any that is not the tensors' own
+        store = CheckpointStore(tmp_path, method=method, moments=moments)
+        store.save(1, whole)
+        store.load()
+        again = CheckpointStore(tmp_path)
+        again.resume()
+        again.save(2, whole)
+        loaded = CheckpointStore(tmp_path).load()
+    assert loaded["model"]["1.weight"].device.type == "cpu"

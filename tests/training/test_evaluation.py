@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from dynaquant_core.errors import ConfigError, EvaluationError
+from dynaquant_core.store import CheckpointStore
+from dynaquant_core.training.checkpointer import Checkpointer
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.rng import rng_state
 from dynaquant_core.training.trial import Trial
@@ -178,3 +180,76 @@ def test_an_expanded_weight_is_measured_and_comes_back():
     with Trial(live, Evaluation(lambda: float(model.weight.sum()), model)) as trial:
         assert trial.measure([("weight", torch.ones(3, 3))]).mean == 9.0
     assert bits(model.state_dict()) == before
+
+
+class Merging(nn.Linear):
+    """As LoRA layers do it: in evaluation mode the product is part of the (frozen) weight."""
+
+    def __init__(self, width):
+        super().__init__(width, width)
+        self.a, self.b = nn.Parameter(torch.randn(4, width)), nn.Parameter(torch.zeros(width, 4))
+        self.weight.requires_grad_(False)
+        self.merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.merged == mode:
+            self.weight.data += (self.b @ self.a) * (-1 if mode else 1)
+            self.merged = not mode
+        return self
+
+    def forward(self, inputs):
+        out = super().forward(inputs)
+        return out if self.merged else out + inputs @ self.a.T @ self.b.T
+
+
+@pytest.mark.parametrize("exact", [(), ("*weight",)])
+def test_a_module_that_merges_in_evaluation_mode_trains_on_as_without_us(tmp_path, exact):
+    def train(folder):
+        torch.manual_seed(0)
+        model = nn.Sequential(Merging(64), nn.Tanh(), Merging(64))
+        model[2].eval()  # a part that is kept in evaluation mode stays so, and merged
+        optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], 1e-2)
+        inputs, targets = torch.randn(128, 64), torch.randn(128, 64)
+
+        def evaluate():
+            return (model(inputs) - targets).square().mean().item()
+
+        saved = None
+        if folder is not None:
+            saved = Checkpointer(folder, model, optimizer, every=3, evaluate=evaluate, exact=exact)
+        for _ in range(8):
+            optimizer.zero_grad()
+            (model(inputs) - targets).square().mean().backward()
+            optimizer.step()
+            if saved is not None:
+                saved.step()
+        if saved is not None:
+            saved.close()
+            assert all(CheckpointStore(folder).info(step).met for step in (3, 6))
+        return bits(model), [module.training for module in model.modules()], model[0].merged, model[2].merged
+
+    assert train(tmp_path) == train(None)
+
+
+@pytest.mark.parametrize("way", ["cast", "replaced"])
+def test_an_evaluate_that_moves_the_model_measures_the_candidates(tmp_path, way):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
+    inputs = torch.randn(256, 32)
+    before, objects = bits(model), list(model.parameters())
+    places = [weight.data_ptr() for weight in objects]
+
+    def evaluate():
+        if way == "replaced":
+            model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+        found = (model.double()(inputs.double()) - inputs).square().mean().item()
+        model.float()
+        return found
+
+    with Checkpointer(tmp_path, model, evaluate=evaluate) as checkpoints:
+        checkpoints.save()
+    assert CheckpointStore(tmp_path).info(0).met
+    assert bits(model) == before
+    assert all(now is then for now, then in zip(model.parameters(), objects, strict=True))
+    assert [weight.data_ptr() for weight in model.parameters()] == places

@@ -199,7 +199,7 @@ def _require_cells(good: bool, name: str) -> None:
 
 def _values(base: Cells | Plain, n: int) -> NDArray[np.float32]:
     """The base's values as float32[n]; of a float64 tensor, rounded."""
-    out = torch.empty(n, dtype=torch.float32)
+    out = torch.empty(n, dtype=torch.float32, device="cpu")
     if isinstance(base, Cells):
         base.write(out)
     else:

@@ -163,7 +163,7 @@ def read_rows(
         raise CorruptFileError(f"tensor {name}: its rows are marked {np.unique(marks).tolist()}.")
     if held.size and base is None:
         raise MissingBaseError(f"tensor {name}: rows are what its base holds, but no base is given.")
-    values = torch.empty(0, spec.numel // spec.shape[0], dtype=dtype_of(spec.dtype))
+    values = torch.empty(0, spec.numel // spec.shape[0], dtype=dtype_of(spec.dtype), device="cpu")
     if held.size and base is not None:
         values = base().reshape(marks.size, -1)[torch.from_numpy(held)]
     elif given.size:
