@@ -100,6 +100,30 @@ class Rank:
             found[way] = held
         return found
 
+    def idle(self):
+        """What is held for "a" and where it is, while no rank uses it: gradients in buckets, scaled ones."""
+        found = {}
+        for name, views, scaled in (("views", True, False), ("scaled", False, True)):
+            model = Two()
+            ddp = DistributedDataParallel(model, find_unused_parameters=True, gradient_as_bucket_view=views)
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if scaled else None
+            state = two_bit.register(ddp, threshold=1.0, reduce="sum", scaler=scaler)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            seen = []
+            for use_a, given in ((True, 3.5), (False, 0.0), (False, float("inf")), (False, 0.0)):
+                optimizer.zero_grad(set_to_none=not views)
+                loss = ddp(full(given), full(0.0 if use_a or not scaled else given), use_a)
+                if scaler is None:
+                    loss.backward()
+                    optimizer.step()
+                else:
+                    scaler.scale(loss).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                seen.append([first(state.residual("a")), first(model.a)])
+            found[name] = seen
+        return found
+
     def rounded(self):
         """Of half precision, with thresholds that it does not have: what is lost, as a share of the sums."""
         found = {}

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from dynaquant_core.comm import two_bit
 from dynaquant_core.comm.two_bit import TwoBitSettings, codes, kernels
-from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
+from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
 from tests.reference import two_bit_twins as twins
 from tests.reference.two_bit_steps import Sender, as_bytes, decoded, reduced
 
@@ -198,3 +198,9 @@ def test_the_reference_itself_on_the_published_example():
     assert as_bytes(sender.push([0, 0.5, 0, -0.5, 0.5, 0, 0, -0.5])) == bytes.fromhex("32 C2 00 00")
     pair = [Sender(2, 0.5), Sender(2, 0.5)]
     assert reduced(pair, [[0.6, -0.6], [0.2, -0.7]]) == [0.25, -0.5]
+
+
+@pytest.mark.parametrize("limits", [(0.0, 0.5), (float("nan"), 0.5), (0.5, -0.5), (float("inf"), 0.5)])
+def test_thresholds_that_say_nothing_are_refused(limits):
+    with pytest.raises(ConfigError, match="finite numbers above 0"):
+        codes.encode(torch.zeros(4), torch.ones(4), *limits)

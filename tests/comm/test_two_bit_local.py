@@ -116,7 +116,9 @@ def test_replicas_that_do_not_fit():
     with pytest.raises(ConfigError, match="no parameter that is trained"):
         two_bit.LocalReducer([nn.ReLU(), nn.ReLU()])
     with pytest.raises(UnsupportedStateError, match="parameter 'weight'"):
-        two_bit.LocalReducer([nn.Linear(2, 2, dtype=torch.complex64)] * 2)
+        two_bit.LocalReducer([nn.Linear(2, 2, dtype=torch.complex64) for _ in range(2)])
+    with pytest.raises(ConfigError, match="one module is given as two replicas"):
+        two_bit.LocalReducer([nn.Linear(2, 2)] * 2)
 
 
 def test_a_sparse_gradient_is_refused_before_anything_changes():

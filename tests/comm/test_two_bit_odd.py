@@ -12,7 +12,7 @@ RANKS = "tests.comm.odd_ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     acts = "two_optimizers", "two_models", "scaler_of_one", "stale", "rounded", "copied", "frozen_between"
-    return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "ignored", "steps_apart", "static")
+    return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "ignored", "steps_apart", "static", "idle")
 
 
 @pytest.mark.parametrize("fused", ["False", "True"])
@@ -41,6 +41,14 @@ def test_a_scaler_on_one_rank_alone_is_refused_on_all(two):
 def test_a_gradient_that_was_left_over_is_not_sent(two, way):
     for record in two["stale"]:
         assert record[way] == pytest.approx([0.8] * 4)
+
+
+@pytest.mark.parametrize("way", ["views", "scaled"])
+def test_what_no_rank_uses_keeps_what_is_held_and_stays_where_it_is(two, way):
+    for record in two["idle"]:
+        first, *others = record[way]
+        assert first == [2.5, -2.0]
+        assert others == [first] * 3
 
 
 def test_half_precision_loses_nothing_either(two):

@@ -88,3 +88,22 @@ def test_a_mask_that_is_drawn_has_no_epochs():
     handle = samo.wrap(model, OPTIMIZERS["sgd"](model.parameters()))
     with pytest.raises(ConfigError, match="for pruner='early_bird'"):
         handle.end_epoch()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_that_wait_for_their_step_survive_the_draw(dtype):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype, pruner=samo.EarlyBird(window=1))
+    assert not handle.end_epoch()
+    inputs = torch.ones(2, 8, dtype=dtype)
+    model(inputs).sum().backward()
+    before = model.weight.detach().clone().float(), model.bias.detach().clone().float()
+    assert handle.end_epoch()
+    model(inputs).sum().backward()  # the accumulation goes on
+    optimizer.step()
+    kept = handle.masks()["weight"]
+    moved = before[0] - model.weight.float(), before[1] - model.bias.float()
+    assert moved[0][kept].tolist() == pytest.approx([2.0] * int(kept.sum()), abs=2e-3)
+    assert moved[1].tolist() == pytest.approx([2.0] * 8, abs=2e-3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynaquant_core.errors import GradientError, StateMismatchError
+from dynaquant_core.errors import ConfigError, GradientError, StateMismatchError
 from dynaquant_core.memory import samo
 from tests.memory.samo_nets import conv, gpt, loss_of
 
@@ -112,3 +112,45 @@ def test_vectors_in_the_shape_of_matrices_stay_whole():
     handle.unwrap()
     mask = {"scale": torch.arange(32).view(32, 1, 1) < 8}  # who wants it otherwise says so
     assert wrapped(model, sparsity=None, mask=mask)[1].masks()["scale"].sum() == 8
+
+
+class Sparse(nn.Module):
+    """An embedding whose gradient is sparse, and a layer behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4)
+
+    def forward(self, rows):
+        return self.out(self.table(rows))
+
+
+def test_a_sparse_gradient_that_is_not_finite_never_reaches_the_weights():
+    torch.manual_seed(0)
+    model = Sparse()
+    optimizer, _ = wrapped(model, lr=0.1)
+    before = model.table.weight.detach().clone()
+    found = model.table(torch.tensor([1, 2]))
+    found.register_hook(lambda gradient: gradient * float("nan"))
+    model.out(found).sum().backward()
+    with pytest.raises(GradientError, match=r"table\.weight"):
+        optimizer.step()
+    assert torch.equal(model.table.weight, before)
+
+
+@pytest.mark.parametrize("options", [{"dtype": torch.float16}, {"loss_scale": 8.0}])
+def test_a_second_optimizer_whose_gradients_nobody_would_unscale_is_refused(options):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    settings = {"sparsity": 0.5, "dtype": torch.float32} | options
+    with pytest.raises(ConfigError, match=r"'1\.weight', '1\.bias' require gradients, but the optimizer"):
+        samo.wrap(model, first, **settings)
+    assert model[1].weight.dtype == torch.float32
+    model[1].requires_grad_(False)
+    samo.wrap(model, first, **settings).unwrap()
+
+
+def test_a_group_that_is_none_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    with pytest.raises(ConfigError, match="group must be a process group"):
+        wrapped(nn.Linear(8, 8), group=3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynaquant_core.errors import ConfigError
+from dynaquant_core.errors import ConfigError, StateMismatchError
 from dynaquant_core.memory import smaq
 from tests.memory.nets import bits, mlp, rows, train
 
@@ -107,3 +107,44 @@ def test_an_optimizer_in_accelerates_wrapper_is_refused_before_anything_is_hooke
         model(rows()[0]).sum().backward()
         wrapper.step()
     assert handle.report()["gradient"]["tensors"] == 2
+
+
+class Rectified(nn.Module):
+    """A layer whose sum is rectified in place, as the blocks of a ResNet do it, or apart."""
+
+    def __init__(self, *, inplace: bool) -> None:
+        super().__init__()
+        self.first, self.relu, self.last = nn.Linear(64, 64), nn.ReLU(inplace=inplace), nn.Linear(64, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = self.first(inputs)
+        found += inputs
+        return self.last(self.relu(found))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_inline_maps_of_layers_that_work_in_place_are_coded_too(inplace: bool) -> None:
+    torch.manual_seed(0)
+    model, seen = Rectified(inplace=inplace), []
+    model.last.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
+    with smaq.apply(model, None, **(OFF | {"feature_maps": "inline"})) as handle:
+        model(torch.randn(128, 64)).sum().backward()
+        assert handle.report()["map"]["tensors"] == 3
+    assert seen[0].unique().numel() < 200
+
+
+def test_what_is_no_state_and_what_is_given_twice_is_one_clear_error() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="given twice"):
+        smaq.apply(model, [optimizer, optimizer])
+    with pytest.raises(ConfigError, match="is no format"):
+        smaq.apply(model, optimizer, format=smaq.SmaQ)
+    with smaq.apply(model, optimizer) as handle:
+        good = handle.state_dict()
+        for bad in (None, 3, good | {"tallies": {"map": 3}}, good | {"step_generator": None}):
+            with pytest.raises(StateMismatchError):
+                handle.load_state_dict(bad)
+        for name, value in good.items():
+            now = handle.state_dict()[name]
+            assert torch.equal(now, value) if isinstance(value, torch.Tensor) else now == value

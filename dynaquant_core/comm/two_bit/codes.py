@@ -17,12 +17,15 @@ Example:
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.comm.two_bit import kernels
+from dynaquant_core.config import require
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from dynaquant_core.threads import map_threads, slices
 
@@ -93,9 +96,13 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
     Raises:
         UnsupportedStateError: the gradient is of another dtype, or sparse.
         StateMismatchError: residual and gradient are not of one size, or the residual is no flat float32.
+        ConfigError: a threshold is no finite number above 0.
 
     Source: MXNet pull request 8662; the code 01 is ours.
     """
+    for limit in (above, below):
+        good = isinstance(limit, int | float) and 0 < limit < math.inf
+        require(good, f"two_bit: thresholds must be finite numbers above 0, got {limit!r}.")
     require_floating(gradient, "a gradient")
     _require_flat(residual, gradient.numel())
     values = gradient.detach().reshape(-1).float()

@@ -188,6 +188,7 @@ class TwoBitState:
         layout, residual = self._layouts[names], self._residuals.flat(names, views, buffer)
         used = [] if self._usage is None else self._usage.of(names)
         kept = self._unused(names, used)
+        there = {name: view.clone() for name, view in zip(names, views, strict=True) if name in kept}
         scale = self._steps.scale
         packed = layout.encode(residual, buffer if scale == 1.0 else buffer.float() * (1.0 / scale))
         start = int(buffer.storage_offset())
@@ -203,9 +204,16 @@ class TwoBitState:
         def decode(gathered: Tensor) -> Tensor:
             self._receive(gathered[:, : layout.bytes], sent, buffer, scale)
             by_any = gathered[:, layout.bytes :].any(0).tolist() if kept else []
-            for name, is_used in zip(names, by_any, strict=False):
-                if name in kept and not is_used:  # DDP throws away what has arrived for it
+            idle = {
+                name for name, is_used in zip(names, by_any, strict=False) if not is_used and name in kept
+            }
+            for name, view in zip(names, views, strict=True):
+                if (
+                    name in idle
+                ):  # DDP throws away what has arrived for it, unless gradients lie in the buffer
                     self._residuals.by_name[name].copy_(kept[name])
+                    view.copy_(there[name])
+            sent.leave_out([name in idle for name in names])
             return buffer
 
         return all_gather(handed, self.group, decode)

@@ -62,6 +62,8 @@ class LocalReducer:
         self.settings = TwoBitSettings(
             threshold=threshold, negative_threshold=negative_threshold, reduce=reduce, warmup=warmup
         )
+        twice = len({id(replica) for replica in replicas}) < len(replicas)
+        require(not twice, "two_bit: one module is given as two replicas; give each its own.")
         self._parameters = [trained_parameters(replica) for replica in replicas]
         self._limits = self.settings.limits(_common_names(self._parameters))
         self._residuals = [Residuals(parameters) for parameters in self._parameters]

@@ -104,6 +104,12 @@ def _require_keys(state: Any) -> None:
             f"two_bit: the stored state lacks {', '.join(missing)}; expected what state_dict gave; nothing "
             f"was restored."
         )
+    step = state["step"]
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise StateMismatchError(
+            f"two_bit: the stored state is of step {step!r}; expected what state_dict gave; nothing was "
+            f"restored."
+        )
 
 
 def _require_whole_job(states: Sequence[Mapping[str, Any]]) -> None:

@@ -22,6 +22,10 @@ from dynaquant_core.comm.two_bit.layout import Layout
 __all__ = ["Scaler", "Sent", "Steps"]
 
 
+#: A version that no parameter has.
+NEVER = -1
+
+
 class Scaler(Protocol):
     """What is used of a gradient scaler, such as `torch.amp.GradScaler`."""
 
@@ -54,6 +58,13 @@ class Sent:
     parts: Sequence[tuple[Parameter, int, int, int]]
     rounding: Tensor | None = None
     arrived: Tensor | None = None
+
+    def leave_out(self, idle: Sequence[bool]) -> None:
+        """Notes, a parameter each, that nothing was sent for some: their residuals have never changed."""
+        self.parts = [
+            (parameter, NEVER if is_idle else version, begin, count)
+            for is_idle, (parameter, version, begin, count) in zip(idle, self.parts, strict=True)
+        ]
 
     def take_back(self, stepped: Collection[int]) -> None:
         """Puts what was sent for parameters that were not stepped since into the residual again.

@@ -23,6 +23,7 @@ from dynaquant_core.memory.samo.guard import (
     require_layout,
     require_no_strays,
     require_same,
+    values_of,
 )
 from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
@@ -119,6 +120,31 @@ class Engine:
             if not slot.own and slot.name in whole:
                 slot.master.data.copy_(slot.gather(whole[slot.name]))
         self.expand()
+
+    @torch.no_grad()
+    def pending(self) -> dict[str, Tensor]:
+        """Gradients that no step has used, dense, by parameter name: those of an accumulation, as a rule."""
+        found = {}
+        for slot in self.slots:
+            gradient = slot.master.grad
+            if gradient is not None and not slot.own:
+                dense = torch.zeros_like(slot.param, dtype=gradient.dtype)
+                slot.spread(gradient, dense)
+                found[slot.name] = dense
+            elif gradient is not None:
+                found[slot.name] = gradient if gradient.layout == torch.strided else gradient.to_dense()
+        return found
+
+    @torch.no_grad()
+    def receive(self, pending: Mapping[str, Tensor]) -> None:
+        """Goes on from the gradients of another engine."""
+        for slot in self.slots:
+            if slot.own or slot.name not in pending:
+                continue
+            kept = slot.gather(pending[slot.name]).to(slot.master.dtype)
+            if slot.gradient is not None and slot.gradient.dtype == kept.dtype:  # both are the same memory
+                kept = slot.gradient.copy_(kept)
+            slot.master.grad = kept
 
     @torch.no_grad()
     def expand(self) -> None:
@@ -228,8 +254,7 @@ class Engine:
         held = [
             one for group in self.optimizer.param_groups for one in group["params"] if one.grad is not None
         ]
-        gradients = [one.grad for one in held if one.grad.layout == torch.strided]
-        if all_finite(gradients):
+        if all_finite([values_of(one.grad) for one in held]):
             return
         if not self._skips:
             raise GradientError(

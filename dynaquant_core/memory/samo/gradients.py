@@ -37,6 +37,9 @@ class Collector:
                 is made by `deliver`.
         """
         if slot.own:
+            held = slot.param.grad
+            if reducing and held is not None and held.layout != torch.strided:
+                slot.param.grad = held.to_dense()  # buckets are dense
             self.load(slot)
             return
         dense, slot.param.grad = slot.param.grad, None

@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dynaquant_core.config import require
 from dynaquant_core.errors import GradientError, StateMismatchError
 from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.places import memory_order
 from dynaquant_core.memory.samo.slots import Slot
 
-__all__ = ["culprit", "require_known", "require_layout", "require_no_strays", "require_same"]
+__all__ = [
+    "culprit",
+    "require_known",
+    "require_layout",
+    "require_no_others",
+    "require_no_strays",
+    "require_same",
+    "values_of",
+]
 
 
 def require_layout(model: nn.Module, slots: Iterable[Slot]) -> None:
@@ -77,6 +86,23 @@ def require_known(model: nn.Module, optimizer: Optimizer, slots: Iterable[Slot])
         )
 
 
+def require_no_others(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuses a model of which something is trained that the optimizer does not hold: by a second one, say.
+
+    Raises:
+        ConfigError: names it; its gradients would stay scaled, or each rank's own.
+    """
+    held = set(names)
+    others = [name for name, one in names_of(model).items() if one.requires_grad and name not in held]
+    require(
+        not others,
+        f"samo: {', '.join(map(repr, others[:5]))}{' and others' if len(others) > 5 else ''} require "
+        "gradients, but the optimizer does not hold them, so nobody would average or unscale them; give it "
+        "all that is trained (in groups, where settings differ), or freeze the rest with "
+        "requires_grad_(False).",
+    )
+
+
 def require_no_strays(slots: Iterable[Slot]) -> None:
     """Refuses gradients that were written into the model: those of backward do not stay there.
 
@@ -92,10 +118,15 @@ def require_no_strays(slots: Iterable[Slot]) -> None:
         )
 
 
+def values_of(gradient: Tensor) -> Tensor:
+    """The numbers of a gradient, of a sparse one those that it has."""
+    return gradient if gradient.layout == torch.strided else gradient.detach().coalesce().values()
+
+
 def culprit(slots: Iterable[Slot]) -> str:
     """The name of a parameter whose gradient is not finite."""
     for slot in slots:
         gradient = slot.master.grad
-        if gradient is not None and not bool(torch.isfinite(gradient).all()):
+        if gradient is not None and not bool(torch.isfinite(values_of(gradient)).all()):
             return slot.name
     return "a parameter that is not the model's"

@@ -37,6 +37,9 @@ def resolve(group: Group) -> dist.ProcessGroup | None:
         raise ConfigError(f"samo: group must be a process group, 'world' or None, got {group!r}.")
     if group is None or not dist.is_available() or not dist.is_initialized():
         return None
+    known = isinstance(group, str | dist.ProcessGroup)
+    if not known:
+        raise ConfigError(f"samo: group must be a process group, 'world' or None, got {group!r}.")
     found = dist.group.WORLD if isinstance(group, str) else group
     return found if dist.get_world_size(found) > 1 else None
 

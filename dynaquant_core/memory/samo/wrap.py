@@ -20,7 +20,7 @@ from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory.marker import MARK, is_compressed
 from dynaquant_core.memory.samo.early_bird import EarlyBird
 from dynaquant_core.memory.samo.engine import Engine
-from dynaquant_core.memory.samo.guard import require_layout
+from dynaquant_core.memory.samo.guard import require_layout, require_no_others
 from dynaquant_core.memory.samo.masks import (
     Scope,
     checked_masks,
@@ -110,6 +110,8 @@ def wrap(
         )
     given = None if mask is None else checked_masks(mask, model, names)
     ranks = resolve(group)
+    if ranks is not None or dtype != torch.float32 or loss_scale is not None:
+        require_no_others(model, names)
     if ranks is not None:
         _join(model, given, ranks)
     masks = (
@@ -218,7 +220,7 @@ class Samo:
     def end_epoch(self) -> bool:
         """Shows the pruner this epoch's weights; True at the one call at which the ticket is drawn.
 
-        From then on the model is pruned; weights and moments go on from what they are.
+        From then on the model is pruned; weights, moments and waiting gradients go on from what they are.
 
         Raises:
             ConfigError: the pruner is not an early bird, or the model was unwrapped.
@@ -259,11 +261,12 @@ class Samo:
 
     def _again(self, masks: Mapping[str, Tensor]) -> None:
         """The same training under other masks."""
-        former = self.engine
+        former, pending = self.engine, self.engine.pending()
         self._skipped += former.skipped
         former.remove(ending=False)
         self.engine = Engine(self.model, self.optimizer, self._names, masks, **self._settings)
         self.engine.take_over(former)
+        self.engine.receive(pending)
 
     def _on_save(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         self.engine.follow_writes()

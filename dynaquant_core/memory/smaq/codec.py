@@ -131,8 +131,9 @@ class SmaQ:
         inlier_bits, outlier_bits, box, limit: see `Levels`.
         statistics: ``"exact"``, ``"sample"`` or ``"range"``; see `statistics.measure`.
         sample: values that ``"sample"`` looks at.
-        keep_zeros: exact zeros come back as zero, and no value of a tensor without negative ones comes back
-            as zero or less (ours); False: every value is coded, as published.
+        keep_zeros: exact zeros come back as zero where a tensor has no negative values, or one zero in 64;
+            and no value of a tensor without negative ones comes back as zero or less (ours); False: every
+            value is coded, as published.
         logarithm: codes log2 of values that are not negative: their ratio to the true ones is bounded (ours).
 
     Raises:

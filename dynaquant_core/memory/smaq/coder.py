@@ -124,21 +124,29 @@ class Coder:
             StateMismatchError: it is none, or of another format; nothing was changed.
         """
         if not isinstance(state, Mapping) or set(state) != KEYS:
-            raise StateMismatchError(
-                f"SmaQ: a state has the keys {', '.join(sorted(KEYS))}, found {sorted(map(str, state))}."
-            )
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise StateMismatchError(f"SmaQ: a state has the keys {', '.join(sorted(KEYS))}, found {found}.")
         mine = described(self.form)
-        if dict(state["format"]) != mine:
+        if state["format"] != mine:
             raise StateMismatchError(
-                f"SmaQ: the state is of format {dict(state['format'])}, this run's is {mine}; apply the same."
+                f"SmaQ: the state is of format {state['format']!r:.200}, this run's is {mine}; apply the "
+                f"same."
             )
-        known = {
-            place: (Statistics(mean, std), int(uses))
-            for place, (mean, std, uses) in state["statistics"].items()
-        }
-        tallies = {role: Tally(**counts) for role, counts in state["tallies"].items()}
-        self.generator.set_state(state["generator"].cpu())
-        self.step_generator.set_state(state["step_generator"].cpu())
+        try:
+            known = {
+                place: (Statistics(mean, std), int(uses))
+                for place, (mean, std, uses) in state["statistics"].items()
+            }
+            tallies = {role: Tally(**counts) for role, counts in state["tallies"].items()}
+            streams = [state[name].cpu() for name in ("generator", "step_generator")]
+            for stream in streams:  # refuses what is no stream before anything is changed
+                torch.Generator().set_state(stream)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise StateMismatchError(
+                f"SmaQ: the state is not what state_dict gave ({error}); nothing was changed."
+            ) from None
+        self.generator.set_state(streams[0])
+        self.step_generator.set_state(streams[1])
         self._known, self.tallies = known, tallies
 
     def reseed(self, seed: int) -> None:

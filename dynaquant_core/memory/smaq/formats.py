@@ -125,7 +125,8 @@ def make_format(given: str | Mapping[str, Any] | Format) -> Format:
         dynaquant_core.errors.ConfigError: SmaQ: there is no format 'smak'; did you mean 'smaq'?
     """
     if not isinstance(given, (str, Mapping)):
-        require(hasattr(given, "settle"), f"SmaQ: {type(given).__name__} is no format; give one by name.")
+        good = hasattr(given, "settle") and not isinstance(given, type)
+        require(good, f"SmaQ: {given!r:.80} is no format; give one by name, or an object of its class.")
         return given
     settings = {"name": given} if isinstance(given, str) else dict(given)
     name = settings.pop("name", None)

@@ -66,7 +66,8 @@ def _hook(
             return None
         # One layer (a rectifier, say) may serve in several places.
         called = f"@{place_of_call(names, above=module)}" if coder.reuse else ""
-        seen = {address(tensor) for tensor in tensors_of(args)}
+        in_place = bool(getattr(module, "inplace", False))  # then its output is none of what was coded
+        seen = set() if in_place else {address(tensor) for tensor in tensors_of(args)}
         place = names[layer] + called
         found = _mapped(output, lambda tensor, place: passed(tensor, seen, place), place)
         return found if features else None

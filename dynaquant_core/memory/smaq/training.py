@@ -236,7 +236,11 @@ def _require_arguments(
 
 
 def _require_free(subjects: list[Any]) -> None:
-    for subject in subjects:
+    for number, subject in enumerate(subjects):
+        require(
+            all(subject is not other for other in subjects[:number]),
+            f"SmaQ: this {type(subject).__name__} is given twice; name each optimizer once.",
+        )
         require(
             subject not in _applied,
             f"SmaQ: this {type(subject).__name__} is coded already; remove() the first apply()'s handle.",
