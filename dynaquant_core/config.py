@@ -233,8 +233,9 @@ class LatticeOptions(FrozenSettings):
     Args:
         max_noise: noise that a search lets a checkpoint add, over the squared movement since the run began or
             was last restored: ``"auto"``, 0.5 over what the checkpoint itself costs (its standard error
-            added), from 5 to 100 (50 where it is 1% worse, 10 where 5%); a number above 0; None: the
-            threshold alone decides.  It acts where that movement is known (a Checkpointer, a plugin).
+            added), from 5 to 100 (50 where it is 1% worse, 10 where 5%), and the threshold is a share of what
+            the model has learnt, where that is less than its metric; a number above 0; None: the threshold
+            alone decides.  It acts where that movement is known (a Checkpointer, a plugin).
             Training heals noise by moving the weights, so noise far above the movement stays, and its cost
             with it (docs/healing.md).
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100, half of it for

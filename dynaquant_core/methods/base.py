@@ -222,6 +222,8 @@ class Space:
         max_noise: noise that a candidate may add, over the squared movement of this life of the training,
             where that is known, whatever it costs or by that; None: any.  The most careful place and what
             lies beyond may be taken always.
+        by_learnt: whether the threshold is a share of what the model has learnt, where that is less than its
+            metric comes to (`search.learnt`).
     """
 
     build: Callable[..., Any]
@@ -233,6 +235,7 @@ class Space:
     rises: Mapping[str, float] = field(default_factory=dict)
     near: int = 1
     max_noise: float | Healing | None = None
+    by_learnt: bool = False
 
     def excess(self, noise: float, cost: float) -> float:
         """Noise over squared movement, as a share of what is allowed at a degradation of ``cost``."""

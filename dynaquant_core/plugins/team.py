@@ -10,6 +10,7 @@ on another rank, has all ranks measure the same candidate, and rank 0's value co
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from dynaquant_core.search.manager import Decision, announce
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.quality import Lost, Quality
 from dynaquant_core.search.speculate import SIZES, Speculation
+from dynaquant_core.search.spoilt import is_spoilt
 from dynaquant_core.store.parts import config_data
 from dynaquant_core.training.choice import Question, Verdict
 from dynaquant_core.training.trial import Trial
@@ -170,6 +172,8 @@ class _Desk:
         try:
             quality = self._trial.reference() if job == REFERENCE else self._measured(job["config"])
         except EvaluationError as error:
+            if is_spoilt(job.get("config")):  # it may fail; what knows nothing then says nothing
+                return {"values": [math.nan], "lost": None, "collective": _traffic() != before}, None
             return {"error": str(error)}, error
         except Exception as error:
             logger.exception("a candidate could not be measured")

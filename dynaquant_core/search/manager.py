@@ -11,6 +11,7 @@ from dynaquant_core.methods.base import Draft, Space
 from dynaquant_core.search.decision import Decision, announce
 from dynaquant_core.search.forecast import Forecast
 from dynaquant_core.search.grid import CAREFUL, Grid, Place
+from dynaquant_core.search.learnt import learnt, with_naught
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.neighbourhood import paper_search
 from dynaquant_core.search.quality import Goal, Mode, Quality
@@ -104,6 +105,10 @@ class Manager:
 
     def decide(self, trials: Trials, state: SearchState) -> Decision:
         """The search itself, which depends on nothing but ``state`` and the answers of ``trials``."""
+        if trials.grid.space.by_learnt:
+            state = with_naught(trials, state, _first_place(trials.grid))
+            share = learnt(trials.goal.reference.mean, state.naught, trials.goal.mode)
+            trials.goal = replace(trials.goal, threshold=share * trials.goal.threshold)
         forecast = remembered(state, trials.grid)
         found = self._search(trials, forecast, state)
         sees, blind = _sight(trials, found, state)

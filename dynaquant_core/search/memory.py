@@ -16,7 +16,7 @@ from dynaquant_core.errors import ConfigError
 __all__ = ["SearchState"]
 
 #: What stays in the process: another one may have another evaluate.
-STAYS = frozenset({"sees"})
+STAYS = frozenset({"asked", "naught", "sees"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class SearchState:
         eager: try something bolder at the next checkpoint, whatever ``since_probe`` says.
         rises: learnt doublings of degradation a bold step, by axis; empty before the first search.
         gaps: learnt doublings of each variant against the first.
+        asked: whether it was measured what a model gets that knows nothing; it does not travel.
+        naught: what it gets (`search.learnt`); None: not known; it does not travel.
         sees: whether evaluate depends on what is stored, as far as that was asked; it does not travel.
 
     Raises:
@@ -53,6 +55,8 @@ class SearchState:
     eager: bool = False
     rises: tuple[float, ...] = ()
     gaps: tuple[float, ...] = ()
+    asked: bool = field(default=False, compare=False)
+    naught: float | None = field(default=None, compare=False)
     sees: bool | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +65,7 @@ class SearchState:
         good = good and (self.best is None or isinstance(self.best, Mapping))
         good = good and (self.beyond is None or _is_count(self.beyond))
         good = good and all(_is_finite(number) for number in (*self.rises, *self.gaps))
+        good = good and isinstance(self.asked, bool) and (self.naught is None or _is_finite(self.naught))
         if not good:
             raise ConfigError(
                 f"search state: expected counts, finite numbers and axis values, got {asdict(self)!r:.200}; "

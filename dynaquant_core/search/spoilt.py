@@ -1,5 +1,7 @@
 """Candidates that are spoilt on purpose, to learn whether evaluate depends on what is stored (ours).
 
+A spoilt model knows nothing, so they also tell what that comes to (`search.learnt`).
+
 An evaluate that measures something else, such as an average that is kept exact, calls the coarsest candidate
 perfect.  Coarse metrics do so too (an accuracy over few examples), but not of weights in a wrong order.
 """
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from dynaquant_core.methods.base import Draft, Reference, Stream
 
-__all__ = ["SpoiltConfig", "SpoiltDraft", "spoilable", "spoilt"]
+__all__ = ["SpoiltConfig", "SpoiltDraft", "is_spoilt", "spoilable", "spoilt"]
 
 #: The only key of a spoilt candidate's config as data.
 KEY = "spoilt candidate"
@@ -68,17 +70,23 @@ class SpoiltDraft:
 
 
 def spoilt(tensor: Tensor) -> Tensor:
-    """The values of a floating tensor in the opposite order, halved.
+    """The values of a floating tensor in the opposite order, a thirty-second of their size.
 
-    They stay numbers of their own size: zeros, or what is no number, can end in errors of a device that no
-    process recovers from (a sampler's, an index's).  Halved, so that a tensor of equal values changes too.
+    So small, a model says next to nothing; in another order, it says nothing where only directions count.
+    They stay numbers: zeros, or what is no number, can end in errors of a device that no process recovers
+    from (a sampler's, an index's).
 
     Example:
-        >>> spoilt(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
-        [[2.0, 1.5], [1.0, 0.5]]
+        >>> spoilt(torch.tensor([[32.0, 64.0], [96.0, 128.0]])).tolist()
+        [[4.0, 3.0], [2.0, 1.0]]
     """
     with torch.no_grad():
-        return tensor.flatten().flip(0).mul_(0.5).reshape(tensor.shape)
+        return tensor.flatten().flip(0).mul_(1 / 32).reshape(tensor.shape)
+
+
+def is_spoilt(config: Any) -> bool:
+    """Whether a config, an object or its data, is a spoilt candidate's."""
+    return isinstance(config, SpoiltConfig) or (isinstance(config, Mapping) and set(config) == {KEY})
 
 
 def spoilable(make: Callable[[Any], Draft]) -> Callable[[Any], Draft]:

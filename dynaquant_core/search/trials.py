@@ -71,6 +71,7 @@ class Trials:
         self._by_config: dict[Hashable, Trial] = {}
         self._smallest: Trial | None = None
         self._looked = 0
+        self._naught: tuple[Quality | None, ...] = ()
 
     @property
     def evaluations(self) -> int:
@@ -167,11 +168,16 @@ class Trials:
     def is_seen(self, place: Place) -> bool:
         """Whether evaluate gives another value, or an error, once a candidate's tensors are spoilt.
 
-        It takes one evaluation, which no promise is drawn from.
+        It takes one evaluation, which no promise is drawn from, unless `of_naught` has just made it.
         """
-        self._looked += 1
-        quality = self.of_spoilt(Spoilt(place))
+        quality = self._naught[0] if self._naught else self.of_naught(Spoilt(place))
         return quality is None or quality.values != self.goal.reference.values
+
+    def of_naught(self, spot: Spoilt) -> Quality | None:
+        """What evaluate gives of a spoilt candidate, as `of_spoilt`; it counts as an evaluation."""
+        self._looked += 1
+        self._naught = (self.of_spoilt(spot),)
+        return self._naught[0]
 
     def of_spoilt(self, spot: Spoilt) -> Quality | None:
         """What evaluate gives of a spoilt candidate; None where it cannot be evaluated."""

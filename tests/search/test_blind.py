@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from dynaquant_core.search import Decision, Manager, Quality, SearchState
 from dynaquant_core.search.speculate import Speculation
 from dynaquant_core.search.spoilt import SpoiltConfig, SpoiltDraft, spoilable, spoilt
 
-SPACE = Lattice().space(gradients=False)
+SPACE = replace(Lattice().space(gradients=False), by_learnt=False)  # test_learnt.py has that
 SCALES = SPACE.axes["scale"]
 REFERENCE = Quality((2.0, 3.0))
 

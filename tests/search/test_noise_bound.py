@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_by_default_noise_is_bounded_by_what_it_costs(met: float, healed: float)
         cost, noise = life.worse(scale), life.noise(scale)
         return cost <= life.threshold and (noise <= 5.0 or (noise <= 100.0 and noise * cost <= 0.5))
 
-    space, before = Lattice().space(gradients=False), 0.0
+    space, before = replace(Lattice().space(gradients=False), by_learnt=False), 0.0
     for threshold in (0.001, 0.01, 0.05, 0.2):
         life = Life(met, healed, threshold=threshold)
         chosen = life.choose(SearchState(), space).config.scale

@@ -19,7 +19,7 @@ from dynaquant_core.search.quality import Goal
 from dynaquant_core.search.trials import Trials
 from dynaquant_core.training.resume import search_state
 
-SPACE = Lattice().space(gradients=False)
+SPACE = replace(Lattice().space(gradients=False), by_learnt=False)  # that has tests of its own
 SCALES = SPACE.axes["scale"]
 THRESHOLD = 0.01
 

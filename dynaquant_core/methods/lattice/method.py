@@ -85,6 +85,7 @@ class Lattice:
             rises={"scale": -2 * log2(RATIO)},  # noise grows with the square of the step
             near=8,
             max_noise=HEALING if self._options.max_noise == "auto" else self._options.max_noise,
+            by_learnt=self._options.max_noise == "auto",
         )
 
     def fitted(self, space: Space, state: Mapping[str, Tensor], hints: Hints) -> Space:
