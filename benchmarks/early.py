@@ -26,6 +26,7 @@ import dynaquant_core as dq
 #: What is compared: title -> method.
 METHODS: Mapping[str, Any] = {
     "lattice (the default)": "lattice",
+    "lattice, max_noise 100": {"name": "lattice", "max_noise": 100},
     "lattice, max_step_of all, max_step 1": {"name": "lattice", "max_step_of": "all", "max_step": 1},
     "lattice, max_step_of all, max_step 0.5": {"name": "lattice", "max_step_of": "all", "max_step": 0.5},
     "lattice, max_noise 3": {"name": "lattice", "max_noise": 3},

@@ -123,7 +123,7 @@ def _failed_early(folder: Path) -> bool:
 
 
 def _forget(folder: Path) -> None:
-    partial = [path for path in folder.iterdir() if PARTIAL.fullmatch(path.name)]
+    partial = [path for path in folder.glob("config.json.*") if PARTIAL.fullmatch(path.name)]
     for path in (*folder.glob("run-*/job.json"), *partial):
         path.unlink()
 

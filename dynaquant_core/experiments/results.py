@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from dynaquant_core.experiments.baseline import Baseline, last_interval_loss
 from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.config.spelling import resolved
 from dynaquant_core.experiments.events import Event, find
 from dynaquant_core.experiments.pretraining import pretraining
 from dynaquant_core.experiments.recording import as_one_life
 from dynaquant_core.experiments.restores import lives_of, lost_training, restore_entries
-from dynaquant_core.methods.registry import resolve_method
 
 __all__ = ["FORMAT", "STAGES", "Results", "replay_entry", "run_entry", "transfer_entry"]
 
@@ -118,14 +118,14 @@ def transfer_entry(experiment: Experiment, diary: Sequence[Event], baseline: Bas
 
 def _saved(experiment: Experiment, diary: Sequence[Event], seconds: float) -> dict[str, Any]:
     """What was run, and what its checkpoints were; ``seconds``: of training."""
-    method = resolve_method(experiment.method)
+    method, options = resolved(experiment.method)
     checkpoints = [
         {key: event[key] for key in event if key != "event"} for event in find(diary, "checkpoint")
     ]
     return {
         "kind": experiment.kind,
-        "method": method.name,
-        "options": method.options(),
+        "method": method,
+        "options": options,
         "fix": experiment.fix,
         "search": experiment.search,
         "seed": experiment.seed,

@@ -10,7 +10,7 @@ from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.experiments.config.ablation import Axis
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.source import set_dotted
-from dynaquant_core.methods.registry import resolve_method
+from dynaquant_core.experiments.config.spelling import resolved
 
 __all__ = ["expand"]
 
@@ -41,10 +41,9 @@ def expand(experiment: Experiment) -> list[Experiment]:
 def _resolved(method: Any) -> Any:
     """A method's name and options, however it was spelled; as it is where there is none like it."""
     try:
-        found = resolve_method(method)
+        return resolved(method)
     except DynaQuantError:  # who runs it says what is wrong
         return method
-    return {"name": found.name, "options": found.options()}
 
 
 def _crossed(experiment: Experiment, crossing: Mapping[str, list[Any]]) -> list[Experiment]:

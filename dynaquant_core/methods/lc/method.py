@@ -101,9 +101,8 @@ class Lc(TensorMethod[LcConfig, Coded, Tracked]):
         self.stages, self.super_step = stages, super_step
 
     def options(self) -> dict[str, Any]:
-        """The stages, and super steps where there are any, though these are read like any other link."""
-        steps = {"super_step": self.super_step} if self.super_step else {}
-        return {"stages": self.stages, **steps}
+        """The stages; a super step is read like any other link."""
+        return {"stages": self.stages}
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
         """Bits from 8 to 2; one point where nothing is promoted."""
