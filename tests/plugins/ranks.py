@@ -155,7 +155,7 @@ class Rank:
         return self.search(lambda: math.nan, 1)
 
     def failing(self, who: int, what: Callable[[], None], deadline: float) -> list[dict[str, Any]]:
-        """Rank ``who`` does something else from its first candidate on (a spoilt one may fail), once if slow."""
+        """Rank ``who`` does something else from its first candidate on (one that is slow: there alone)."""
 
         def evaluate() -> list[float]:
             losses = self.losses()
