@@ -92,7 +92,7 @@ def lead(board: Board, question: Question, terms: Terms, *, patience: float) -> 
         try:
             leader.lend(Buffers(promise.evaluation.models))
             decision, reference = leader.run(_speculation(question, drafts), promise.threshold)
-            announce(decision, promise.threshold)
+            announce(decision)
             verdict = Verdict(drafts(decision.config), decision.report(reference), decision.state)
             leader.post({"config": config_data(decision.config), "report": verdict.report})
         except BaseException as error:

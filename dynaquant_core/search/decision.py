@@ -29,6 +29,7 @@ class Decision:
         evaluations: candidates measured at this checkpoint, the reference not counted.
         exhaustive: whether the whole cube was searched.
         state: to be kept with the checkpoint and given to the next search.
+        allowed: the degradation that the search went by: the threshold, or its share of what is learnt.
         blind: evaluate does not depend on what is stored, so the choice is the space's fixed careful point,
             which was not measured; degradation says nothing.
         said: the search before came to the same.
@@ -43,6 +44,7 @@ class Decision:
     evaluations: int
     exhaustive: bool
     state: SearchState
+    allowed: float
     blind: bool = False
     said: bool = False
 
@@ -72,7 +74,7 @@ class Decision:
         }
 
 
-def announce(decision: Decision, threshold: float) -> None:
+def announce(decision: Decision) -> None:
     """Says in the log what was chosen, and aloud where the space could not keep the threshold."""
     if decision.blind:
         say = logger.info if decision.said else logger.warning
@@ -85,10 +87,10 @@ def announce(decision: Decision, threshold: float) -> None:
     if decision.beyond:
         logger.warning(
             "no configuration of the search space keeps degradation within %g; storing with %s.",
-            threshold, decision.config,
+            decision.allowed, decision.config,
         )  # fmt: skip
     logger.info(
         "chose %s: degradation %.3g (allowed %g), %d evaluated%s.",
-        decision.config, decision.degradation.mean, threshold, decision.evaluations,
+        decision.config, decision.degradation.mean, decision.allowed, decision.evaluations,
         ", whole cube searched" if decision.exhaustive else "",
     )  # fmt: skip

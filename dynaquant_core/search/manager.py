@@ -100,7 +100,7 @@ class Manager:
         )
         trials = Trials(Grid(space), draft, measure, Goal(reference, threshold, mode))
         decision = self.decide(trials, state)
-        announce(decision, threshold)
+        announce(decision)
         return decision
 
     def decide(self, trials: Trials, state: SearchState) -> Decision:
@@ -203,4 +203,5 @@ def _decision(trials: Trials, found: Found, state: SearchState) -> Decision:
         evaluations=trials.evaluations,
         exhaustive=found.exhaustive,
         state=state,
+        allowed=trials.goal.threshold,
     )

@@ -160,11 +160,12 @@ class Speculation:
     def _guesses(self, question: _Unanswered) -> Iterator[tuple[float, Degradation]]:
         """What measuring a candidate may give, each with its share."""
         expected, spread = self._expected(question)
-        scale = max(self._threshold, 1e-9)
+        threshold = question.trials.goal.threshold  # what is learnt may have narrowed it
+        scale = max(threshold, 1e-9)
         for offset, share in spread:
             level = expected + offset
             worse = scale * 2.0**level
-            yield share, Degradation(min(worse, self._threshold) if level <= 0 else worse)
+            yield share, Degradation(min(worse, threshold) if level <= 0 else worse)
 
     def _expected(self, question: _Unanswered) -> tuple[float, tuple[tuple[float, float], ...]]:
         spot, trials, variants = question.spot, question.trials, self._grid.variants
@@ -173,7 +174,7 @@ class Speculation:
         if not trials.inside:
             return 0.0, FIRST
         forecast = remembered(self._state, self._grid).learnt(trials.inside, trials.goal, variants)
-        level = forecast.level_at(spot, trials.inside, threshold=self._threshold, variants=variants)
+        level = forecast.level_at(spot, trials.inside, threshold=trials.goal.threshold, variants=variants)
         return level, AROUND
 
 

@@ -208,12 +208,11 @@ class TwoBitState:
                 name for name, is_used in zip(names, by_any, strict=False) if not is_used and name in kept
             }
             for name, view in zip(names, views, strict=True):
-                if (
-                    name in idle
-                ):  # DDP throws away what has arrived for it, unless gradients lie in the buffer
+                if name in idle:  # what has arrived for it DDP throws away, if its gradient is elsewhere
                     self._residuals.by_name[name].copy_(kept[name])
                     view.copy_(there[name])
-            sent.leave_out([name in idle for name in names])
+            if idle:
+                sent.leave_out([name in idle for name in names])
             return buffer
 
         return all_gather(handed, self.group, decode)
