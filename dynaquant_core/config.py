@@ -239,14 +239,14 @@ class LatticeOptions(FrozenSettings):
             Training heals noise by moving the weights, so noise far above the movement stays, and its cost
             with it (docs/healing.md).
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100, half of it for
-            convolutions, linear layers beside a batch norm and embeddings under Adam and its kin; None: no
-            bound.
+            embeddings and, under Adam and its kin, convolutions and linear layers beside a batch norm; None:
+            no bound.
             A step of s adds s^2 / 12 of the weights' own energy, which stays after a restore; behind a
             normalisation larger weights learn more slowly (docs/restoring.md).
         max_step_of: ``"slowed"``: the bound holds for convolutions, embeddings, linear layers with a batch
-            norm beside them and tensors whose optimizer keeps no second moments, while the steps of all
-            other matrices under Adam and its kin go with the scale, up to twice as wide in spreads;
-            ``"all"``: for every tensor.
+            norm beside them and tensors whose optimizer keeps no second moments, and for every tensor of
+            several models in one state, while the steps of all other matrices under Adam and its kin go with
+            the scale, up to twice as wide in spreads; ``"all"``: for every tensor.
         keep_norm: convolutions with a batch norm beside them, which count by their direction alone, are
             decoded as long as they are; False: noise adds to their length, at every restore
             (docs/restoring.md).

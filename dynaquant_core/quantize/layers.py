@@ -18,6 +18,11 @@ LAYER_TYPES = ("convolution", "attention", "linear", "embedding", "other")
 #: Parts of dotted names (split at dots and underscores) that mark a type.
 EMBEDDING = re.compile(r"^(?:embed(?:ding|dings|der|s)?|emb|wte|wpe|tok_?emb|pos_?emb)$")
 ATTENTION = re.compile(r"^(?:attn|attention|selfattention|mha|qkv|qkvo?|crossattention)\d*$")
+#: Names that custom modules give to the matrices of a layer (the last two parts); any other is a table's.
+LAYER = re.compile(
+    r"(?:^|[._])(?:\w*(?:weight|kernel|filter|proj|lora|linear|dense|conv|expert)\w*|w|w[qkvo0-9]|w_\w+|fc\d*)"
+    r"(?:\.[^.]+)?$"
+)
 PROJECTION = re.compile(r"(?:^|[._])(?:[qkvo]_proj|in_proj|out_proj|to_[qkv]|query_key_value)(?:[._]|$)")
 
 #: Of convolutions over sequences.
@@ -98,7 +103,16 @@ def parameters(model: nn.Module | Mapping[str, nn.Module]) -> Iterator[tuple[str
 
 
 def parameter_type(name: str, module: nn.Module, parameter: nn.Parameter) -> str:
-    """The type of one parameter, from the module that holds it; unknown modules go by name."""
+    """The type of one parameter, from the module that holds it; unknown modules go by name.
+
+    A parameter of an unknown module that is not called as weights of a layer are is taken for a table:
+    factors, positions, prompts, whose rows may see few gradients.
+
+    Example:
+        >>> factors = nn.Parameter(nn.Linear(100, 8).weight)
+        >>> [parameter_type(name, nn.Module(), factors) for name in ("users", "mixer.weight", "experts.w1")]
+        ['embedding', 'linear', 'linear']
+    """
     if parameter.dim() < 2:
         return "other"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -109,6 +123,8 @@ def parameter_type(name: str, module: nn.Module, parameter: nn.Parameter) -> str
         return "attention"
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         return "attention" if on_attention_path(name) else "linear"
+    if not LAYER.search(".".join(name.lower().split(".")[-2:])):
+        return "embedding"
     return layer_type(name, tuple(parameter.shape))
 
 

@@ -59,6 +59,7 @@ def hints_for(
         layer_types=_types(tensors, model),
         roles=roles,
         moments=_moments(tensors, owned or {}),
+        models=_count(model),
     )
 
 
@@ -182,6 +183,15 @@ def _modules(model: Any | None) -> nn.Module | dict[str, nn.Module] | None:
     if isinstance(model, Mapping):
         return {str(name): module for name, module in model.items() if isinstance(module, nn.Module)}
     return model if isinstance(model, nn.Module) else None
+
+
+def _count(model: Any | None) -> int:
+    """How many models there are: those by name that are no module of another."""
+    modules = _modules(model)
+    if not isinstance(modules, dict):
+        return 1
+    inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
+    return max(1, len({id(module) for module in modules.values()} - inner))
 
 
 def _shapes(

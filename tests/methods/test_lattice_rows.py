@@ -67,6 +67,23 @@ def test_rows_that_stay_cost_next_to_nothing_and_those_that_move_again_are_coded
     assert not torch.equal(saved(state, held)[2].state()["embed.weight"][1500], state["embed.weight"][1500])
 
 
+def test_an_expert_that_nobody_asks_and_a_dead_unit_take_no_more_noise():
+    """Under Adam without decay what has no gradient keeps every bit, so that noise would add up."""
+    torch.manual_seed(0)
+    state = {"experts.w1": torch.randn(4, 64, 32), "fc.weight": torch.randn(100, 40)}
+    read = saved(state, None)[2]
+    first = {name: tensor.clone() for name, tensor in read.state().items()}
+    for _ in range(3):
+        state = read.state()
+        state["experts.w1"][1:] += 0.05 * torch.randn(3, 64, 32)
+        state["fc.weight"][10:] += 0.05 * torch.randn(90, 40)
+        seen, _, read, _ = saved(state, read)
+        assert_same(seen, read.state())
+        assert torch.equal(read.state()["experts.w1"][0], first["experts.w1"][0])
+        assert torch.equal(read.state()["fc.weight"][:10], first["fc.weight"][:10])
+        assert not torch.equal(read.state()["experts.w1"][1], state["experts.w1"][1])
+
+
 @pytest.mark.parametrize(
     ("marks", "error"),
     [([5], CorruptFileError), ([1], MissingBaseError), ([1, 3], CorruptFileError), ([3], CorruptFileError)],

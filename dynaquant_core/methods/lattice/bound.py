@@ -4,7 +4,7 @@ A step of s spreads adds s^2 / 12 of a tensor's own energy, which a restore leav
 normalisation only the direction of weights counts, so that larger ones turn less at each step of the
 optimizer; convolutions mostly stand there, and so do linear layers that have a batch norm beside them.
 Under Adam their noise cost a run more than without second moments, so half the step is allowed there; and
-in tables of embeddings, whose rows see a gradient only now and then.
+in tables of embeddings, whatever trains them: their rows see a gradient only now and then.
 Without second moments (SGD) the gradient shrinks too as the weights behind a normalisation grow.  Matrices of
 transformers under Adam ended no worse however large they grew (docs/restoring.md), so all others go with the
 scale wherever an optimizer keeps second moments.  Not beyond: what has next to no gradient (a head that is
@@ -27,7 +27,7 @@ __all__ = ["Bound"]
 
 #: What a batch norm calls the buffer that tells it from other layers.
 VARIANCE = ".running_var"
-#: What is left of the bound under Adam and its kin, where noise behind a normalisation, or in an embedding,
+#: What is left of the bound in an embedding, and behind a normalisation under Adam and its kin, where noise
 #: costs a run more.
 SLOW = 0.5
 #: Times the scale, in its own spreads, that a step may have where no bound holds.  In a GPT and a ViT, all of
@@ -70,15 +70,18 @@ class Bound:
     def _limit(self, name: str, tensor: Tensor, hints: Hints) -> tuple[float, bool]:
         """(the bound whatever the scale, whether steps may go with it beyond).
 
-        They do in a matrix whose optimizer keeps second moments, with no batch norm beside its layer; in a
-        table of embeddings they do not.
+        They do in a matrix whose optimizer keeps second moments, with no batch norm beside its layer.  In a
+        table of embeddings they do not, whatever trains it, nor where a state holds several models: evaluate
+        seldom looks at all of them, and nothing else would stop the noise of one that it does not see.
         """
+        kind = hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
+        if kind == "embedding":
+            return self.widest * SLOW, False
         if tensor.dim() < 2 or name not in hints.fisher:
             return self.widest, False
-        kind = hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
-        if kind in {"convolution", "embedding"} or owner(owner(name)) in batch_normed(hints):
+        if kind == "convolution" or owner(owner(name)) in batch_normed(hints):
             return self.widest * SLOW, False
-        return self.widest, not self.everywhere
+        return self.widest, not self.everywhere and hints.models <= 1
 
     def usual(self, state: Mapping[str, Tensor], hints: Hints) -> float:
         """The least bound above which there are only a few weights (`FEW`); infinity where more are free."""

@@ -95,7 +95,7 @@ def _rows(
 ) -> dict[str, StillRows | None]:
     """Rows that stay, of each tensor; looked for once a save and base, whatever the number of drafts.
 
-    Only embeddings have rows that no gradient may reach.
+    Of tokens that do not occur, experts that are not asked, units that are dead.
     """
 
     def find(name: str) -> StillRows | None:
@@ -104,7 +104,7 @@ def _rows(
         own = None if base is None else base.tensors[name]
         below = own.rows if isinstance(own, Cells) else None
         began = base is not None and base.restored
-        asked = hints.layer_types.get(name) == "embedding" and (began or holds_rows(below))
+        asked = state[name].dim() > 1 and (began or holds_rows(below))
         values = own.tensor() if own is not None and asked else None
         return find_rows(state[name], below, values, everywhere=began)
 

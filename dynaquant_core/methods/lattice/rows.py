@@ -2,7 +2,8 @@
 
 The row of an embedding's ``padding_idx`` is zero, and no gradient reaches it; nor does one reach the row of a
 token that never occurs.  On a lattice each restore would add noise to them.  So rows of zeros are said to be
-zeros, and rows of an embedding that still are what a run was restored to are said to be what the base holds.
+zeros, and rows that still are what a run was restored to are said to be what the base holds.  So are an
+expert's of a stack that nobody asked, and a dead unit's.
 
 A pruned matrix has zeros all over, and its training goes by them.  So each zero of a row is said (`zeros`).
 """
@@ -181,8 +182,10 @@ def _given(source: StreamSource, name: str, spec: TensorSpec) -> Tensor:
 
 
 def _alike(matrix: Tensor, base: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the rows have every bit of the base's."""
-    same: NDArray[np.bool_] = (_words(matrix, rows) == _words(base, rows)).all(1)
+    """Which of the rows have every bit of the base's; most others differ in their first value."""
+    same: NDArray[np.bool_] = (_words(matrix[:, :1], rows) == _words(base[:, :1], rows)).all(1)
+    alike = rows[same]
+    same[same] = (_words(matrix, alike) == _words(base, alike)).all(1)
     return same
 
 
