@@ -1,0 +1,192 @@
+"""The handle that `wrap` gives."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dynaquant_core.config import require
+from dynaquant_core.errors import ConfigError
+from dynaquant_core.memory.marker import MARK
+from dynaquant_core.memory.samo.early_bird import EarlyBird
+from dynaquant_core.memory.samo.engine import Engine
+from dynaquant_core.memory.samo.guard import require_layout
+from dynaquant_core.memory.samo.places import mask_of
+from dynaquant_core.memory.samo.pruning import Pruning
+from dynaquant_core.memory.samo.state import from_state, numbered, to_state
+
+__all__ = ["Samo"]
+
+
+class Samo:
+    """What `wrap` gives: the few things that model and optimizer cannot be asked.
+
+    Saving needs nothing of it: the mask and the float32 weights are part of ``optimizer.state_dict()``.
+
+    Attributes:
+        model, optimizer: those that were wrapped.
+        active: whether the model is pruned; False while an early-bird ticket is awaited.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        names: list[str],
+        masks: Mapping[str, Tensor],
+        *,
+        pruning: Pruning,
+        bird: EarlyBird | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.active, self._ended = bird is None, False
+        self._names, self._pruning, self._bird, self._settings = names, pruning, bird, dict(settings)
+        self._skipped = 0
+        self.engine = Engine(model, optimizer, names, masks, **self._settings)
+        for parameter in model.parameters():
+            setattr(parameter, MARK, True)
+        module: Any = model  # torch's hook has no types
+        self._handles = [
+            optimizer.register_state_dict_post_hook(self._on_save),
+            optimizer.register_load_state_dict_pre_hook(self._on_load),
+            module.register_load_state_dict_post_hook(_following(weakref.ref(self))),
+        ]
+
+    @property
+    def sparsity(self) -> float:
+        """Share of all trained weights that is pruned."""
+        whole = sum(slot.param.numel() for slot in self.engine.slots)
+        return 1 - sum(slot.kept for slot in self.engine.slots) / whole
+
+    @property
+    def skipped(self) -> int:
+        """Steps left out because a gradient overflowed under ``loss_scale``."""
+        return self._skipped + self.engine.skipped
+
+    def masks(self) -> dict[str, Tensor]:
+        """bool, of each pruned layer's shape, by parameter name; what `wrap` takes as ``mask``.
+
+        Raises:
+            StateMismatchError: a parameter was replaced, or lies in memory in another order than before.
+        """
+        require_layout(self.model, self.engine.slots)
+        return {
+            slot.name: mask_of(slot.index, slot.param) for slot in self.engine.slots if slot.index is not None
+        }
+
+    def parameters(self) -> Iterator[Tensor]:
+        """What the optimizer steps, with gradients: for `torch.nn.utils.clip_grad_norm_`."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times ``loss_scale``, in float32, to call ``backward`` on."""
+        return loss.to(torch.float32) * (self._settings["loss_scale"] or 1.0)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up on their rank; the next one outside averages the sum."""
+        before, self.engine.syncing = self.engine.syncing, False
+        try:
+            yield
+        finally:
+            self.engine.syncing = before
+
+    def end_epoch(self) -> bool:
+        """Shows the pruner this epoch's weights; True at the one call at which the ticket is drawn.
+
+        From then on the model is pruned; weights, moments and waiting gradients go on from what they are.
+
+        Raises:
+            ConfigError: the pruner is not an early bird, or the model was unwrapped.
+        """
+        require(not self._ended, "samo: end_epoch after unwrap(); wrap the model again to go on pruning.")
+        if self._bird is None:
+            raise ConfigError(
+                "samo: end_epoch is for pruner='early_bird'; this model's mask was drawn at wrap."
+            )
+        if self.active:
+            return False
+        self.engine.follow_writes()
+        weights = {slot.name: slot.master.detach() for slot in self.engine.slots}
+        masks = self._pruning.masks(weights, self.model, self._names)
+        if self._bird.look(masks):
+            self._again(masks)
+            self.active = True
+        return self.active
+
+    def unwrap(self) -> None:
+        """Gives the dense model back in its own dtypes, pruned weights zero, and the optimizer over it.
+
+        Again: does nothing.
+
+        Raises:
+            StateMismatchError: as `masks`; the model stays wrapped.
+        """
+        if self._ended:
+            return
+        self.engine.follow_writes()
+        self._ended = True
+        self.engine.remove()
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self.model.parameters():
+            if hasattr(parameter, MARK):
+                delattr(parameter, MARK)
+
+    def _again(self, masks: Mapping[str, Tensor]) -> None:
+        """The same training under other masks."""
+        former, pending = self.engine, self.engine.pending()
+        self._skipped += former.skipped
+        former.remove(ending=False)
+        self.engine = Engine(self.model, self.optimizer, self._names, masks, **self._settings)
+        self.engine.take_over(former)
+        self.engine.receive(pending)
+
+    def _on_save(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        self.engine.follow_writes()
+        pruner = None if self._bird is None else self._bird.state_dict()
+        return to_state(self.engine, state, active=self.active, pruner=pruner)
+
+    @torch.no_grad()
+    def _on_load(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        stored = from_state(self.engine, state)
+        self.engine.follow_writes()
+        loaded = self.engine.loaded
+        if self._bird is not None and stored.pruner is not None:
+            self._bird.load_state_dict(stored.pruner)
+        if not _same(stored.masks, self.masks()):
+            self._again(stored.masks)
+        self.active = stored.active
+        for slot in self.engine.slots:
+            if not slot.own:
+                slot.master.data.copy_(stored.theta32[slot.name])
+            elif slot.name in loaded:  # it has no mask there, and its weights were the model's to load
+                slot.param.copy_(loaded[slot.name])
+        loaded.clear()
+        self.engine.expand()
+        return numbered(state)
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        bool(torch.equal(mask, other[name])) for name, mask in one.items()
+    )
+
+
+def _following(handle: weakref.ref[Samo]) -> Any:
+    """After ``model.load_state_dict`` theta32 follows; a function, for deep copies copy methods."""
+
+    def follow(model: nn.Module, _: Any) -> None:
+        owner = handle()
+        if owner is not None and owner.model is model:
+            owner.engine.follow_model()
+
+    return follow
