@@ -79,6 +79,25 @@ class Rank:
             scaler.update()
         return [first(one.module.a), first(state.residual("a"))]
 
+    def joined(self):
+        """Rank 1 has more data than rank 0 (`join`); "a" is used by both, in turns, or at first."""
+        return {used: self._joined(used) for used in ("both", "in turns", "at first")}
+
+    def _joined(self, used):
+        """[a, b]: given by this rank, received by it, and held."""
+        model = DistributedDataParallel(Two(), find_unused_parameters=True, bucket_cap_mb=1e-5)
+        state = two_bit.register(model, 0.5, reduce="sum")
+        given, received = [0.0, 0.0], [0.0, 0.0]
+        with model.join():
+            for step in range(3 + 4 * self.rank):
+                model.zero_grad()
+                whether = {"both": True, "in turns": (step + self.rank) % 2 == 0, "at first": step < 2}[used]
+                model(full(0.7), full(-0.3), whether).backward()
+                for place, (value, parameter) in enumerate([(0.7, model.module.a), (-0.3, model.module.b)]):
+                    given[place] += value if whether or place else 0.0
+                    received[place] += 0.0 if parameter.grad is None else first(parameter.grad)
+        return [given, received, [first(state.residual(name)) for name in "ab"]]
+
     def scaler_of_one(self):
         """Only rank 0 has a scaler."""
         scaler = torch.amp.GradScaler("cpu") if self.rank == 0 else None

@@ -12,7 +12,9 @@ RANKS = "tests.comm.odd_ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     acts = "two_optimizers", "two_models", "scaler_of_one", "stale", "rounded", "copied", "frozen_between"
-    return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "ignored", "steps_apart", "static", "idle")
+    return play(
+        RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "ignored", "steps_apart", "static", "idle", "joined"
+    )
 
 
 @pytest.mark.parametrize("fused", ["False", "True"])
@@ -29,6 +31,15 @@ def test_a_step_that_is_skipped_for_another_model_is_taken_back(two):
     moved = -two["two_models"][0][0]
     held = sum(record[1] for record in two["two_models"])
     assert moved + held == pytest.approx(0.7 * 2 * 3)
+
+
+@pytest.mark.parametrize("used", ["both", "in turns", "at first"])
+def test_ranks_with_less_data_join_and_nothing_is_lost(two, used):
+    """What the rank that went on to the end received, and what both hold, is what both gave."""
+    given, received, held = zip(*(record[used] for record in two["joined"]), strict=True)
+    for place in (0, 1):
+        everything = sum(own[place] for own in given)
+        assert received[1][place] + sum(own[place] for own in held) == pytest.approx(everything, abs=1e-5)
 
 
 def test_a_scaler_on_one_rank_alone_is_refused_on_all(two):
