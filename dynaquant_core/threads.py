@@ -14,14 +14,16 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import Generic, TypeVar
 
 from dynaquant_core.errors import ConfigError
 
-__all__ = ["MAX_THREADS", "map_threads", "slices", "thread_count"]
+__all__ = ["MAX_THREADS", "Turn", "map_threads", "slices", "thread_count"]
 
 #: More threads than this only fight for memory bandwidth.
 MAX_THREADS = 16
@@ -65,13 +67,42 @@ class _Pool:
 _pool = _Pool()
 
 
-def _forget_pool() -> None:
-    """A forked child has none of the pool's threads, and perhaps its lock in a locked state."""
+class Turn:
+    """One thread at a time; the one whose turn it is may take it again.
+
+    A forked child finds it free: a thread that has it in the parent does not exist there.
+
+    Example:
+        >>> turn = Turn()
+        >>> with turn, turn:
+        ...     pass
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        _turns.add(self)
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.release()
+
+
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    """A forked child has none of the pool's threads, and locks perhaps in a locked state."""
     global _pool  # noqa: PLW0603 - the one process-wide pool
     _pool = _Pool()
+    for turn in _turns:
+        turn.lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget_pool)
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def thread_count() -> int:

@@ -38,11 +38,16 @@ class RegularFile:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             raise self._refusal(error) from error
-        self._file = os.fdopen(descriptor, "rb", buffering=0) if _is_regular(descriptor) else None
+        try:
+            status = os.fstat(descriptor)
+            self._file = os.fdopen(descriptor, "rb", buffering=0) if stat.S_ISREG(status.st_mode) else None
+        except OSError as error:
+            os.close(descriptor)
+            raise self._refusal(error) from error
         if self._file is None:
             os.close(descriptor)
             raise UnsafePathError(f"{self.path} is not a regular file; give the path of a checkpoint file.")
-        self.nbytes = os.fstat(descriptor).st_size
+        self.nbytes = status.st_size
 
     def close(self) -> None:
         """Closes it; again does nothing."""
@@ -80,7 +85,3 @@ class RegularFile:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             return UnsafePathError(f"{self.path} is a link or a socket; give the path of a checkpoint file.")
         return StorageError(f"Cannot open {self.path}: {error.strerror}.")
-
-
-def _is_regular(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)

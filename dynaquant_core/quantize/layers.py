@@ -20,8 +20,8 @@ EMBEDDING = re.compile(r"^(?:embed(?:ding|dings|der|s)?|emb|wte|wpe|tok_?emb|pos
 ATTENTION = re.compile(r"^(?:attn|attention|selfattention|mha|qkv|qkvo?|crossattention)\d*$")
 #: Names that custom modules give to the matrices of a layer (the last two parts); any other is a table's.
 LAYER = re.compile(
-    r"(?:^|[._])(?:\w*(?:weight|kernel|filter|proj|lora|linear|dense|conv|expert)\w*|w|w[qkvo0-9]|w_\w+|fc\d*)"
-    r"(?:\.[^.]+)?$"
+    r"(?:^|\.)(?:\w*(?:weight|kernel|filter|proj|lora|linear|dense|conv|expert)\w*|w[a-z0-9]{0,4}|w_\w+|fc\w*"
+    r"|qkv|(?:up|down|gate)(?:_\w+)?|(?:lm_)?head)(?:\.[^.]+)?$"
 )
 PROJECTION = re.compile(r"(?:^|[._])(?:[qkvo]_proj|in_proj|out_proj|to_[qkv]|query_key_value)(?:[._]|$)")
 
@@ -123,7 +123,7 @@ def parameter_type(name: str, module: nn.Module, parameter: nn.Parameter) -> str
         return "attention"
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         return "attention" if on_attention_path(name) else "linear"
-    if not LAYER.search(".".join(name.lower().split(".")[-2:])):
+    if not (LAYER.search(".".join(name.lower().split(".")[-2:])) or on_attention_path(name)):
         return "embedding"
     return layer_type(name, tuple(parameter.shape))
 

@@ -159,9 +159,13 @@ def degradation(reference: Quality, quality: Quality, mode: Mode) -> Degradation
         0.05
     """
     if not reference.finite:
+        values = reference.values
+        odd = [f"{value} in batch {i}" for i, value in enumerate(values) if not math.isfinite(value)]
+        where = ", ".join(odd[:4]) if len(values) > 1 else str(values[0])
+        more = ", ..." if len(odd) > 4 else ""
+        guess = "a batch without labels?" if len(odd) < len(values) else "did the model diverge?"
         raise EvaluationError(
-            f"the uncompressed model's quality is {list(reference.values)[:4]}, not finite; "
-            "check evaluate and the model (diverged?)."
+            f"the uncompressed model's quality is not finite: {where}{more}; check evaluate ({guess})."
         )
     count = len(reference.values)
     if len(quality.values) != count:

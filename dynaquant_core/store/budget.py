@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from dynaquant_core.errors import ConfigError
@@ -28,7 +29,8 @@ def parse_budget(value: float | str | None) -> int | None:
     """
     if value is None:
         return None
-    found = _BUDGET.fullmatch(value if isinstance(value, str) else str(value))
+    number = isinstance(value, (int, float)) and math.isfinite(value) and value >= 1
+    found = _BUDGET.fullmatch(value if isinstance(value, str) else str(int(value)) if number else "")
     unit = _UNITS.get(found[2].upper()) if found else None
     if found is None or unit is None or isinstance(value, bool) or float(found[1]) <= 0:
         raise ConfigError(

@@ -6,13 +6,19 @@ inode, size or time of modification changes.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynaquant_core.errors import CorruptFileError, LimitError, NotAStoreError, StorageError, UnsafePathError
+from dynaquant_core.errors import (
+    CorruptFileError,
+    LimitError,
+    NotAStoreError,
+    StorageError,
+    UnsafePathError,
+    VersionError,
+)
 from dynaquant_core.format import FileReader
 from dynaquant_core.store.disk import file_identity, guarded, is_gone
 from dynaquant_core.store.info import CheckpointInfo, Problem
@@ -20,6 +26,7 @@ from dynaquant_core.store.meta import LIMIT, Meta
 from dynaquant_core.store.names import is_ours, parse_name
 from dynaquant_core.store.retention import current
 from dynaquant_core.store.summary import summarise
+from dynaquant_core.threads import Turn
 
 __all__ = ["READ_ERRORS", "Catalogue", "Entry", "Scan"]
 
@@ -71,11 +78,13 @@ class Scan:
     Args:
         entries: every file whose index is sound, oldest first.
         damaged: files that bear a checkpoint's name and cannot be read.
+        unread: names of those of them that may be whole: the system refused, or a later version wrote them.
         foreign: whether the folder holds entries that no store wrote.
     """
 
     entries: tuple[Entry, ...]
     damaged: tuple[Problem, ...]
+    unread: frozenset[str]
     foreign: bool
 
     def current(self) -> dict[int, Entry]:
@@ -90,6 +99,12 @@ class Scan:
     def by_digest(self, digest: str) -> Entry | None:
         """The file of that identity."""
         return next((entry for entry in self.entries if entry.digest == digest), None)
+
+    def hints_unread(self) -> list[tuple[int, int]] | None:
+        """(step, commit sequence) in the names of `unread`; None where every file could be read."""
+        if not self.damaged:
+            return None
+        return [(hint.step, hint.sequence) for name in self.unread if (hint := parse_name(name))]
 
     def next_sequence(self) -> int:
         """One more than every sequence in an index or hinted at by a name.
@@ -116,7 +131,7 @@ class Catalogue:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, tuple[tuple[int, int, int], Entry]] = {}
-        self._guard = threading.Lock()
+        self._guard = Turn()
 
     def scan(self) -> Scan:
         """What is there now.
@@ -128,6 +143,7 @@ class Catalogue:
         names = self._listed()
         entries: list[Entry] = []
         damaged: list[Problem] = []
+        unread: set[str] = set()
         for name in names:
             hint = parse_name(name)
             if hint is None:
@@ -137,12 +153,13 @@ class Catalogue:
             except (*READ_ERRORS, OSError) as error:
                 if not is_gone(error):  # else a writer has just retired it
                     damaged.append(Problem(name, hint.step, str(error)))
+                    if isinstance(error, (OSError, VersionError)):
+                        unread.add(name)
         with self._guard:
             self._known = {name: value for name, value in self._known.items() if name in names}
         entries.sort(key=lambda entry: (entry.order, entry.path.name))
-        return Scan(
-            tuple(entries), tuple(damaged), not all(name.startswith(".") or is_ours(name) for name in names)
-        )
+        foreign = not all(name.startswith(".") or is_ours(name) for name in names)
+        return Scan(tuple(entries), tuple(damaged), frozenset(unread), foreign)
 
     def forget(self, path: Path) -> None:
         """Reads ``path`` anew at the next scan."""

@@ -186,12 +186,17 @@ def _modules(model: Any | None) -> nn.Module | dict[str, nn.Module] | None:
 
 
 def _count(model: Any | None) -> int:
-    """How many models there are: those by name that are no module of another."""
+    """How many models there are: those by name that train a matrix and are no module of another."""
     modules = _modules(model)
     if not isinstance(modules, dict):
         return 1
-    inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
-    return max(1, len({id(module) for module in modules.values()} - inner))
+    trained = [module for module in modules.values() if any(map(_is_trained_matrix, module.parameters()))]
+    inner = {id(part) for module in trained for part in module.modules() if part is not module}
+    return max(1, len({id(module) for module in trained} - inner))
+
+
+def _is_trained_matrix(parameter: Tensor) -> bool:
+    return parameter.requires_grad and parameter.dim() > 1
 
 
 def _shapes(

@@ -129,12 +129,33 @@ def kept(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) 
     return keep
 
 
-def retired(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) -> list[AnyRecord]:
+def retired(
+    records: Collection[AnyRecord],
+    policy: Policy,
+    pins: Collection[int],
+    unread: Collection[tuple[int, int]] | None = None,
+    base: AnyRecord | None = None,
+) -> list[AnyRecord]:
     """The files that may be removed, descendants before their bases (a crash in between leaves no orphan).
 
-    The newest checkpoint and the pinned ones always stay, whatever the budget.
+    The newest checkpoint and the pinned ones always stay, whatever the budget.  What a file builds on that
+    cannot be read is not known, nor what lies below it under a file that stays: what is older stays, too.
+
+    Args:
+        records: of the files that could be read.
+        policy: what the user wants kept.
+        pins: steps that stay.
+        unread: (step, commit sequence) of each file that cannot be read now and may be whole, none where all
+            that cannot be read are damaged; None: every file could be read.
+        base: a file that stays, with its chain, whatever the policy.
     """
-    stay = needed(kept(records, policy, pins), records)
+    stay = needed([*kept(records, policy, pins), *([base] if base else [])], records)
+    if unread is not None:
+        known, steps = {record.digest for record in records}, {step for step, _ in unread}
+        torn = [r.order[0] for r in stay.values() if r.base_digest and r.base_digest not in known]
+        limit = max([*torn, *(sequence for _, sequence in unread)], default=0)
+        unsure = [r for r in records if r.order[0] < limit or r.step in steps]
+        stay |= needed(unsure, records)
     return sorted((r for r in records if r.digest not in stay), key=lambda r: r.order, reverse=True)
 
 

@@ -74,5 +74,5 @@ def read_file(path: Path) -> Any:
             f"{str(path)!r} is a delta on the checkpoint of step {entry.meta.base.step}; "
             "load it through its store, or export it from there."
         )
-    with open_chain(Scan((entry,), (), foreign=False), entry) as chain:
+    with open_chain(Scan((entry,), (), frozenset(), foreign=False), entry) as chain:
         return whole_state(chain.last, chain.hold(), None)

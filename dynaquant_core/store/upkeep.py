@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import CorruptFileError, MissingBaseError, UnsafePathError
+from dynaquant_core.errors import CorruptFileError, MissingBaseError, StorageError, UnsafePathError
 from dynaquant_core.methods.base import Method
-from dynaquant_core.store.catalogue import Catalogue, Entry
+from dynaquant_core.store.catalogue import Catalogue, Entry, Scan
+from dynaquant_core.store.chain import Chain
 from dynaquant_core.store.merge import merge
 from dynaquant_core.store.names import parse_name
 from dynaquant_core.store.pins import read_pins, write_pins
-from dynaquant_core.store.reader import Reader
+from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.rebase import rebase
 from dynaquant_core.store.retention import Policy, kept, needed
 from dynaquant_core.store.session import Session
@@ -70,6 +71,7 @@ class Upkeep:
         """Removes every file of a step, after what builds on one was written anew."""
         with self._session.writing():
             scan = self._catalogue.scan()
+            self._require_read(scan, step)
             damaged = [item.name for item in scan.damaged if _hints_at(item.name, step)]
             if not damaged:
                 self._reader.find(scan, step)
@@ -77,12 +79,40 @@ class Upkeep:
             others = [entry for entry in scan.current().values() if entry.step != step]
             stay = [entry for entry in needed(others, scan.entries).values() if entry.digest not in gone]
             replaced = self._rebase(stay, self._max_chain + len(scan.entries))
+            self._require_moved(stay, replaced, gone)
             self._set_pins(read_pins(self._folder) - {step})
             old = [entry for entry in scan.entries if entry.digest in replaced or entry.digest in gone]
             self._session.forget([*replaced, *gone])
             self._writer.remove(
                 [entry.path for entry in reversed(old)] + [self._folder / name for name in damaged]
             )
+
+    def _require_read(self, scan: Scan, step: int) -> None:
+        """Whatever cannot be read now may build on the step."""
+        others = sorted(name for name in scan.unread if not _hints_at(name, step))
+        if others:
+            raise StorageError(
+                f"Step {step} stays: {others[0]} cannot be read now and may build on it; try again when it "
+                f"can be, or delete that step first."
+            )
+
+    def _require_moved(self, stay: Iterable[Entry], replaced: Collection[str], gone: Collection[str]) -> None:
+        """What stays and builds on a file that goes was written anew, or is damaged itself."""
+        for entry in stay:
+            if entry.base_digest in gone and entry.digest not in replaced and self._is_whole(entry):
+                raise StorageError(
+                    f"{entry.path.name} builds on what was to be deleted and could not be written anew just "
+                    f"now; try again."
+                )
+
+    def _is_whole(self, entry: Entry) -> bool:
+        try:
+            self._reader.read_digest(entry.digest, Chain.verify)
+        except CorruptFileError:
+            return False
+        except FALLBACK_ERRORS:
+            return True  # who knows
+        return True
 
     def pin(self, step: int) -> None:
         """Adds a step to the pins."""

@@ -23,7 +23,7 @@ from dynaquant_core.store.meta import BaseLink, Meta
 from dynaquant_core.store.names import checkpoint_name, is_leftover
 from dynaquant_core.store.parts import Base, HeldPart
 from dynaquant_core.store.pins import read_pins
-from dynaquant_core.store.retention import Policy, current, needed, retired, total
+from dynaquant_core.store.retention import Policy, current, retired, total
 from dynaquant_core.store.saving import Sealed
 
 __all__ = ["Writer", "next_base", "write_file"]
@@ -74,9 +74,11 @@ class Writer:
         """
         try:
             scan, pins = self._catalogue.scan(), read_pins(self._folder)
-            stay = needed([base] if base else [], scan.entries)
-            gone = retired(scan.entries, self._policy, pins)
-            self.remove(entry.path for entry in gone if entry.digest not in stay)
+            gone = retired(scan.entries, self._policy, pins, scan.hints_unread(), base)
+            if scan.unread:
+                names = ", ".join(sorted(scan.unread))
+                logger.warning("%s cannot be read now: what is older stays, as it may build on that", names)
+            self.remove(entry.path for entry in gone)
             self.remove(path for path in self._folder.iterdir() if is_leftover(path.name))
         except (StorageError, CorruptFileError, OSError) as error:
             logger.warning("older files could not be removed, and stay until the next save: %s", error)
@@ -175,7 +177,7 @@ def write_file(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPa
 
 def next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Base:
     """What the checkpoint after ``entry`` may be written against."""
-    here: tuple[Any, ...] = ((entry.path, file_identity(entry.path)),)
+    here: tuple[Any, ...] = ((entry.path, _identity(entry.path)),)
     spared = entry.exact_bytes if base is None else base.spared
     if base is not None and base.depth == 0:  # the first delta shows what a key took for nothing
         spared = max(spared - entry.exact_bytes, 0)
@@ -188,3 +190,11 @@ def next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Ba
         spared=spared,
         files=(*base.files, *here) if base else here,
     )
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Of a file that was just committed; where the system does not say, one that no file has."""
+    try:
+        return file_identity(path)
+    except OSError:
+        return 0, 0, 0  # so the next save reads the chain before it builds on it

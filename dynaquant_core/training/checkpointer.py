@@ -18,6 +18,7 @@ from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
+from dynaquant_core.threads import Turn
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
@@ -48,7 +49,8 @@ class Checkpointer:
     Saving changes no weight, no buffer, no random stream and no training flag, bit for bit.  The calling
     thread drafts and, given ``evaluate``, searches for the smallest checkpoint whose quality is within
     ``threshold``; encoding and committing happen on a background thread while training goes on.  Two saves
-    are never in memory together: a save that comes too soon waits for the one before.
+    are never in memory together: a save that comes too soon waits for the one before, whatever thread it
+    comes from.  Nothing else may train the model while one is drafted.
 
     Args:
         path: folder of the store; made at the first save.
@@ -141,6 +143,7 @@ class Checkpointer:
         self._chooser = Chooser(promise, manager_for(self.store.method))
         self._window, self._raises = window, on_error == "raise"
         self._process = os.getpid()
+        self._turn = Turn()  # a save from another thread would take candidates for the weights
         self._completed = 0
         self._closed = self._misfit = False
         self._requested_by: str | None = None
@@ -191,22 +194,9 @@ class Checkpointer:
             CorruptFileError: the checkpoint of ``step`` is damaged.
         """
         self._require_open()
-        self.wait()
-        try:
-            resumed = resume(self.store, self._subject, step)
-        except StateMismatchError:
-            self._misfit = True  # it was loaded, which alone would give the right to write here
-            raise
-        self._misfit = False
-        if resumed is None:
-            return 0
-        self._completed, self._chooser.state = resumed.step, resumed.search
-        self._chooser.manager = manager_for(self.store.method)
-        self._collector.spare = spares_gradients(self.store.method)
-        self._begin_life()
-        self._begin_interval()
-        logger.info("restored step %d from %s", resumed.step, self.store.path)
-        return resumed.step
+        with self._turn:
+            self.wait()
+            return self._restored(step)
 
     def step(self) -> None:
         """Tells that one optimizer step is complete; saves if one is due, or was asked for by a signal.
@@ -219,18 +209,19 @@ class Checkpointer:
             DynaQuantError: a save that was due failed on this thread; training may go on.
         """
         self._require_open()
-        self._completed += 1
-        self._schedule.advance(self._completed)
-        with told(raises=self._raises):
-            self._worker.check()
-        asked = self._signals.take()
-        if asked is not None or self._schedule.due():
-            self.save()
-        if asked is not None:
-            self.wait()
-            self._requested_by = asked
-            logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
-        self._look_ahead()
+        with self._turn:
+            self._completed += 1
+            self._schedule.advance(self._completed)
+            with told(raises=self._raises):
+                self._worker.check()
+            asked = self._signals.take()
+            if asked is not None or self._schedule.due():
+                self.save()
+            if asked is not None:
+                self.wait()
+                self._requested_by = asked
+                logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
+            self._look_ahead()
 
     def save(self, *, threshold: float | None = None) -> None:
         """Saves the state as it is, due or not; when this returns, the state may change again.
@@ -252,15 +243,16 @@ class Checkpointer:
             require(
                 self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure with."
             )
-        try:
-            if self._enabled:
-                with told(raises=self._raises):
-                    self._worker.wait()
-                with told(raises=self._raises):
-                    self._require_own_folder()
-                    self._saver.save(self._completed, threshold)
-        finally:  # after a failure too: the next attempt is at the next due step
-            self._begin_interval()
+        with self._turn:
+            try:
+                if self._enabled:
+                    with told(raises=self._raises):
+                        self._worker.wait()
+                    with told(raises=self._raises):
+                        self._require_own_folder()
+                        self._saver.save(self._completed, threshold)
+            finally:  # after a failure too: the next attempt is at the next due step
+                self._begin_interval()
 
     def wait(self) -> CheckpointInfo | None:
         """Waits until the save in the background is committed; returns the info of the last checkpoint.
@@ -268,7 +260,7 @@ class Checkpointer:
         Raises:
             SaveError: a save failed since the last call.
         """
-        with told(raises=self._raises):
+        with self._turn, told(raises=self._raises):
             self._worker.wait()
         return self.last
 
@@ -282,14 +274,15 @@ class Checkpointer:
         """
         if self._closed or self._process != os.getpid():
             return
-        self._closed = True
-        try:
-            with told(raises=self._raises):
-                self._worker.close()
-        finally:
-            self._collector.close()
-            self._signals.close()
-            self.store.close()
+        with self._turn:
+            self._closed = True
+            try:
+                with told(raises=self._raises):
+                    self._worker.close()
+            finally:
+                self._collector.close()
+                self._signals.close()
+                self.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -300,6 +293,23 @@ class Checkpointer:
         if kind is not None:  # the loop's own error is the one to see; a failed save goes to the log
             self._raises = False
         self.close()
+
+    def _restored(self, step: int | None) -> int:
+        try:
+            resumed = resume(self.store, self._subject, step)
+        except StateMismatchError:
+            self._misfit = True  # it was loaded, which alone would give the right to write here
+            raise
+        self._misfit = False
+        if resumed is None:
+            return 0
+        self._completed, self._chooser.state = resumed.step, resumed.search
+        self._chooser.manager = manager_for(self.store.method)
+        self._collector.spare = spares_gradients(self.store.method)
+        self._begin_life()
+        self._begin_interval()
+        logger.info("restored step %d from %s", resumed.step, self.store.path)
+        return resumed.step
 
     def _begin_life(self) -> None:
         """Movement is counted from here: `dynaquant log` says what checkpoints lost of it."""

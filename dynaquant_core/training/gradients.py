@@ -29,9 +29,10 @@ FOUND_INF = ""
 class GradientCollector:
     """Averages gradients on the CPU while it records; costs nothing while it does not.
 
-    Gradients that are missing leave their average as it is; so do those that are not finite.  Sparse ones
-    are made dense; of sharded ones (DTensor) the local shard counts.  The averages are float32 on the CPU; on
-    CUDA the copies run on a side stream into pinned buffers, and the averaging follows one step later.
+    Gradients that are missing leave their average as it is; so do those that are not finite.  Those of
+    another shape (a table that was resized) begin a new one.  Sparse ones are made dense; of sharded ones
+    (DTensor) the local shard counts.  The averages are float32 on the CPU; on CUDA the copies run on a side
+    stream into pinned buffers, and the averaging follows one step later.
 
     Args:
         optimizers: whose steps are watched.
@@ -150,7 +151,7 @@ class GradientCollector:
             fresh = gradient.detach().to("cpu", torch.float32)
             if not _finite(fresh):
                 continue
-            if name in self._averages:
+            if name in self._averages and self._averages[name].shape == fresh.shape:
                 self._averages[name].lerp_(fresh, BETA)
             else:
                 self._averages[name] = fresh.clone(memory_format=torch.contiguous_format)

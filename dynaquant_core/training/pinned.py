@@ -39,8 +39,7 @@ class PinnedCopies:
         """Starts copying; `receive` must have been called for the step before.
 
         Args:
-            tensors: (key, strided CUDA tensor, or DTensor whose local shard is meant); shape and dtype of a
-                key never change.
+            tensors: (key, strided CUDA tensor, or DTensor whose local shard is meant).
         """
         by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for key, tensor in tensors:
@@ -73,7 +72,8 @@ class PinnedCopies:
             training.wait_event(landing.done)
 
     def _buffer(self, key: str, tensor: Tensor) -> Tensor:
-        if key not in self._buffers:
+        known = self._buffers.get(key)
+        if known is None or known.shape != tensor.shape or known.dtype != tensor.dtype:
             self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         return self._buffers[key]
 

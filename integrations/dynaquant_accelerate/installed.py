@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from dynaquant_accelerate.folders import is_sign, put_sign, weights_in
 from dynaquant_accelerate.guard import require_ours
@@ -52,7 +53,7 @@ class Installed:
         self._raises = options.on_error == "raise"
         self._run = PluginRun(options, framework="accelerate", report=self._report)
         self._watch()
-        self._steps = Steps(inner_optimizers(accelerator)[0], every, self._run.look_ahead, done)
+        self._steps = Steps(self._counted, every, self._run.look_ahead, done)
         self._save, self._load = accelerator.save_state, accelerator.load_state
         self._end = accelerator.end_training
         self._before = {name: own for name, own in vars(accelerator).items() if name in REPLACED}
@@ -144,6 +145,10 @@ class Installed:
         modules = modules_of(self._accelerator, self._accelerator._models)
         watched = modules if len(modules) != 1 else next(iter(modules.values()))
         self._run.watch(watched, inner_optimizers(self._accelerator), evaluate=self._evaluate)
+
+    def _counted(self) -> Optimizer | None:
+        """The first optimizer that is prepared now."""
+        return next(iter(inner_optimizers(self._accelerator)), None)
 
     def _refused(self, error: Exception) -> None:
         """What the system refuses is one sentence, or in the log where no other rank would wait."""

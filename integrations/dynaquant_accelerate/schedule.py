@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = ["Steps", "steps_of"]
 
@@ -18,7 +19,8 @@ class Steps:
     distance of the last two.
 
     Args:
-        optimizer: whose steps count; a step that a gradient scaler skips is none.
+        counted: gives the optimizer whose steps count now, which may be prepared anew; a step that a gradient
+            scaler skips is none.
         every: optimizer steps between saves, or None.
         look_ahead: told after every step how many are left; None where nobody knows.
         done: steps completed so far.
@@ -29,7 +31,7 @@ class Steps:
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        counted: Callable[[], Optimizer | None],
         every: int | None,
         look_ahead: Callable[[int | None], None],
         done: int = 0,
@@ -38,7 +40,8 @@ class Steps:
         self._every = every
         self._look_ahead = look_ahead
         self._saves: list[int] = []
-        self._handle = optimizer.register_step_post_hook(self._after_step)
+        self._counted = counted
+        self._handle = register_optimizer_step_post_hook(self._after_step)
         self._look_ahead(self.left)
 
     @property
@@ -63,12 +66,13 @@ class Steps:
         self._look_ahead(self.left)
 
     def close(self) -> None:
-        """Takes the hook off the optimizer."""
+        """Counts no more."""
         self._handle.remove()
 
-    def _after_step(self, *_: Any) -> None:
-        self.done += 1
-        self._look_ahead(self.left)
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer is self._counted():
+            self.done += 1
+            self._look_ahead(self.left)
 
 
 def steps_of(optimizers: Iterable[Optimizer]) -> int:

@@ -10,12 +10,13 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from dynaquant_core.plugins.generators import GENERATORS
 
 __all__ = ["set_aside"]
 
@@ -24,7 +25,6 @@ OWN = frozenset(vars(nn.Module()))
 
 LISTS = (list, deque)
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
-GENERATORS = (Random, np.random.Generator, np.random.RandomState)
 
 #: Larger tensors and arrays (a data set held in memory) are not copied; nobody adds to them in place.
 LARGEST = 64 << 20

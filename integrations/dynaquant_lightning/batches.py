@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import DataLoader
+
+from dynaquant_core.plugins.generators import kept
 
 __all__ = ["Batch", "held_out"]
 
@@ -53,7 +54,7 @@ def held_out(trainer: Trainer) -> list[Batch]:
         if combined is None:
             return []
         loaders = combined.flattened
-        with _generators_kept(loaders), _places_kept(loaders), _ranks_alike(loaders):
+        with kept(_drawing(loaders)), _places_kept(loaders), _ranks_alike(loaders):
             return list(_read(combined, loop._max_batches))
 
 
@@ -90,16 +91,10 @@ def _parts(loaders: Iterable[Any]) -> list[Any]:
     return found
 
 
-@contextmanager
-def _generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Puts every generator that the loaders draw from back to where it stood."""
-    drawn = [getattr(part, "generator", None) for part in _parts(loaders)]
-    states = [(one, one.get_state()) for one in drawn if isinstance(one, torch.Generator)]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
+def _drawing(loaders: Iterable[Any]) -> list[Any]:
+    """What may draw from a generator of its own while the loaders are read."""
+    own = [getattr(loader, name, None) for loader in loaders for name in ("collate_fn", "dataset")]
+    return [*_parts(loaders), *own]
 
 
 @contextmanager

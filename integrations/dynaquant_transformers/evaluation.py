@@ -8,10 +8,16 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from dynaquant_core.plugins.generators import apart, kept
+
 __all__ = ["TrainerEvaluation", "alone", "shadowed"]
+
+#: The label of positions that a loss passes over.
+IGNORED = -100
 
 #: Attributes in which subclasses collect metrics between two lines of their log (TRL's trainers).
 METRICS = "_metrics"
@@ -34,7 +40,26 @@ class TrainerEvaluation:
     def __call__(self) -> list[float]:
         """The loss of each batch."""
         with alone(self._trainer):
-            return [self._loss(inputs) for loader in self._loaders() for inputs in self._some(loader)]
+            losses = [
+                self._loss(inputs)
+                for loader in self._loaders()
+                for inputs in self._some(loader)
+                if self._has_label(inputs)
+            ]
+        if not losses:
+            message = (
+                "the evaluation data have no batch with a label (is eval_dataset empty, or read to its "
+                "end?); give the Trainer another eval_dataset, or evaluate= to the callback"
+            )
+            raise ValueError(message)
+        return losses
+
+    def _has_label(self, inputs: Any) -> bool:
+        """Whether any position of a batch counts: the loss of one without is no number."""
+        names = [name for name in self._trainer.label_names if name in inputs]
+        labels = [inputs[name] for name in names if isinstance(inputs[name], Tensor)]
+        whole = [label for label in labels if not label.is_floating_point() and label.numel()]
+        return not whole or any(bool((label != IGNORED).any()) for label in whole)
 
     def _loss(self, inputs: Any) -> float:
         trainer = self._trainer
@@ -68,6 +93,10 @@ def alone(trainer: Trainer) -> Iterator[None]:
                 stack.enter_context(shadowed(accelerator, name, _first))
             stack.enter_context(shadowed(trainer.args, "average_tokens_across_devices", False))
         stack.enter_context(shadowed(trainer, "_eval_dataloaders", {}))  # loaders kept for their workers
+        # A collator may draw (masks) from a generator of its own, which training shares.
+        stack.enter_context(kept([trainer.data_collator, trainer.eval_dataset]))
+        stack.enter_context(shadowed(trainer, "data_collator", apart(trainer.data_collator)))
+        stack.enter_context(shadowed(trainer, "log", _nothing))  # a `compute_loss` may log its parts
         if METRICS in vars(trainer):
             stack.enter_context(shadowed(trainer, METRICS, deepcopy(vars(trainer)[METRICS])))
         yield
@@ -95,6 +124,10 @@ def shadowed(owner: object, name: str, value: Any | Callable[..., Any]) -> Itera
     finally:
         attributes.pop(name, None)
         attributes.update(before)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
 
 
 def _first(first: Any, *_: Any, **__: Any) -> Any:

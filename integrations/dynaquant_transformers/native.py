@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
     ADAPTER_WEIGHTS_NAME,
@@ -21,7 +21,7 @@ from transformers.utils import (
 )
 
 from dynaquant_core.errors import CorruptFileError, StorageError
-from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins import MARKER, is_checkpoint
 
 __all__ = [
     "ADAPTER_WEIGHTS",
@@ -52,6 +52,8 @@ STATE_FILES: Final = re.compile(
 def is_ours(path: Any) -> bool:
     """Whether ``path`` is a checkpoint of ours, over which no native one was saved since.
 
+    A native save of the weights alone tells by the Trainer's state, which is younger than our marker then.
+
     Example:
         >>> is_ours("nowhere"), is_ours(None)
         (False, False)
@@ -62,7 +64,16 @@ def is_ours(path: Any) -> bool:
     whole = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, "*-of-*.safetensors", "*-of-*.bin")
     adapters = (name for name in ADAPTER_WEIGHTS for name in (name, f"*/{name}"))
     weights = any(True for name in (*whole, *adapters) for _ in folder.glob(name))
-    return not (weights and (folder / OPTIMIZER_NAME).is_file())
+    return not (weights and ((folder / OPTIMIZER_NAME).is_file() or _saved_after(folder)))
+
+
+def _saved_after(folder: Path) -> bool:
+    """Whether the Trainer saved its state after a checkpoint of ours was committed there."""
+    try:
+        state, marker = folder / TRAINER_STATE_NAME, folder / MARKER
+        return bool(state.stat().st_mtime_ns > marker.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return False
 
 
 def scheduler_state(folder: Path) -> dict[str, Any] | None:

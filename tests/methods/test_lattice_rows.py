@@ -84,6 +84,28 @@ def test_an_expert_that_nobody_asks_and_a_dead_unit_take_no_more_noise():
         assert not torch.equal(read.state()["experts.w1"][1], state["experts.w1"][1])
 
 
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_frozen_matrix_costs_a_key_its_cells_and_no_value(pad):
+    """After an exact checkpoint all its rows are what was restored: it takes its noise once, as ever."""
+    torch.manual_seed(0)
+    state = {"frozen.weight": torch.randn(200, 64), "w": torch.randn(40, 40)}
+    if pad:
+        state["frozen.weight"][7] = 0
+    read = saved(state, None, "exact")[2]
+    state = read.state()
+    sizes = []
+    for _ in range(3):
+        state["w"] += 0.05 * torch.randn(40, 40)
+        _, held, _, delta = saved(state, read)
+        hints = Hints(before=held)
+        seen, _, read, key = store(LATTICE, state, None, LatticeConfig(scale=0.5), hints)
+        assert_same(seen, read.state())
+        sizes.append((delta.nbytes, key.nbytes))
+        state = read.state()
+    assert all(key < 200 * 64 for _, key in sizes), "eight bits a weight would be values"
+    assert all(delta < key / 5 for delta, key in sizes[1:])
+
+
 @pytest.mark.parametrize(
     ("marks", "error"),
     [([5], CorruptFileError), ([1], MissingBaseError), ([1, 3], CorruptFileError), ([3], CorruptFileError)],

@@ -93,7 +93,15 @@ def test_without_a_policy_only_superseded_files_go(files: list[File], pins: set[
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1kB", 1000), ("2 MiB", 2 << 20), ("0.5GB", 5 * 10**8), (7, 7), ("12", 12), (1e3, 1000)],
+    [
+        ("1kB", 1000),
+        ("2 MiB", 2 << 20),
+        ("0.5GB", 5 * 10**8),
+        (7, 7),
+        ("12", 12),
+        (1e3, 1000),
+        (1e16, 10**16),
+    ],
 )
 def test_budgets(text: Any, expected: int) -> None:
     assert parse_budget(text) == expected

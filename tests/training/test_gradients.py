@@ -188,3 +188,16 @@ def test_on_cuda_the_averages_are_those_of_the_cpu(set_to_none):
     optimizer.zero_grad(set_to_none=set_to_none)
     for name, average in collector.averages().items():
         torch.testing.assert_close(average.double(), reference_average(seen[name]), rtol=1e-5, atol=1e-7)
+
+
+def test_a_table_that_is_resized_begins_a_new_average():
+    model = nn.Linear(4, 3, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    collector = collector_for(model, optimizer)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    model.weight.data = torch.cat([model.weight.data, torch.zeros(2, 4)])
+    model.weight.grad = None
+    model(torch.full((1, 4), 2.0)).sum().backward()
+    optimizer.step()
+    assert torch.equal(collector.averages()["weight"], torch.full((5, 4), 2.0))

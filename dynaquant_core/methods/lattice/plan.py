@@ -106,7 +106,11 @@ def _rows(
         began = base is not None and base.restored
         asked = state[name].dim() > 1 and (began or holds_rows(below))
         values = own.tensor() if own is not None and asked else None
-        return find_rows(state[name], below, values, everywhere=began)
+        found = find_rows(state[name], below, values, everywhere=began)
+        if values is not None and found is not None and not found.move():
+            # All of it stays: it takes its noise once, and after that it costs nothing, in keys too.
+            return find_rows(state[name], None, None, everywhere=False)
+        return found
 
     key, asked = ("lattice", "rows", base is None), list(names)
     if key not in hints.scratch:

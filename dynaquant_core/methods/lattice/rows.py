@@ -59,6 +59,10 @@ class StillRows:
     values: Tensor
     zeros: Bits | None = None
 
+    def move(self) -> bool:
+        """Whether some rows are read off the lattice."""
+        return bool(((self.marks == MOVING) | (self.marks == PRUNED)).any())
+
     def write(self, out: Tensor) -> None:
         """Puts the rows into a tensor with as many weights, of any floating dtype, on any device."""
         rows = out.view(self.marks.size, -1)

@@ -14,7 +14,7 @@ from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.looks import LOOK, found_once, stats_of, those
-from dynaquant_core.methods.lattice.rows import StillRows
+from dynaquant_core.methods.lattice.rows import StillRows, holds_rows
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import steps_of, surroundings
 from dynaquant_core.state.raw import words_of
@@ -71,11 +71,16 @@ def staying(
     *,
     key: bool,
 ) -> dict[str, Lattice]:
-    """Those that stay on the lattice of the run's last checkpoint: of a key only what is still."""
+    """Those that stay on the lattice of the run's last checkpoint: of a key only what is still.
+
+    And of that only what is all on its lattice: a key would have to give rows that are not, value by value.
+    """
     cells = {
         name: held
         for name in names
-        if isinstance(held := base.tensors.get(name), Cells) and held.spec == TensorSpec.of(state[name])
+        if isinstance(held := base.tensors.get(name), Cells)
+        and held.spec == TensorSpec.of(state[name])
+        and not (key and holds_rows(held.rows))
     }
     asked = [name for name, held in cells.items() if key or base.restored or held.factor < 1]
     still = found_once("still", hints, lambda: those(lambda name: _is_still(cells[name], state[name]), asked))

@@ -275,3 +275,20 @@ def test_mixed_precision(tmp_path, precision):
     bench.ours.wait()
     again = resume(build(tmp_path, options=EXACT, mixed_precision=precision))
     assert everything(again)["model"] == everything(bench)["model"]
+
+
+def test_steps_are_counted_on_whatever_is_prepared_now(tmp_path):
+    """After `free_memory` a script may prepare another model, with another optimizer."""
+    bench = train(build(tmp_path, options=EXACT), 2)
+    bench.accelerator.free_memory()
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    bench.model, bench.optimizer = bench.accelerator.prepare(model, optimizer)
+    stranger = torch.optim.SGD(Net().parameters(), lr=0.1)
+    for _ in range(3):
+        bench.accelerator.backward(bench.model(torch.randn(8, 64)).square().mean())
+        bench.optimizer.step()
+        stranger.step()
+    assert bench.ours.step == bench.done + 3
+    bench.accelerator.save_state()
+    assert bench.ours.wait().step == bench.done + 3

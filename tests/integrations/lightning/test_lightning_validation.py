@@ -1,7 +1,9 @@
 """The search runs `validation_step` between two steps of training; nobody may notice."""
 
 import logging
+from random import Random
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -97,6 +99,34 @@ def test_loaders_that_draw_are_put_back(tmp_path):
         keeper = saves(folder, every_n_epochs=None, every_n_train_steps=7)
         run = fit(folder, keeper, *callbacks, data=data, epochs=2, num_sanity_val_steps=0)
         return everything(run), drawn.get_state().tolist()
+
+    assert train(tmp_path / "ours", DynaQuantCallback()) == train(tmp_path / "plain")
+
+
+class Noisy:
+    """A collator that draws noise from a generator of its own."""
+
+    def __init__(self, drawn):
+        self.drawn = drawn
+
+    def __call__(self, rows):
+        images, labels = (torch.stack(part) for part in zip(*rows, strict=True))
+        if isinstance(self.drawn, torch.Generator):
+            noise = torch.rand(images.shape, generator=self.drawn)
+        else:
+            noise = torch.full_like(images, self.drawn.random())
+        return images + 0.3 * noise, labels
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.Generator().manual_seed(3), lambda: np.random.default_rng(3), lambda: Random(3)]
+)
+def test_a_collator_that_draws_is_put_back(tmp_path, make):
+    def train(folder, *callbacks):
+        training, validation = digits()
+        collate = Noisy(make())
+        data = DataLoader(training, 64, collate_fn=collate), DataLoader(validation, 128, collate_fn=collate)
+        return everything(fit(folder, saves(folder), *callbacks, data=data, epochs=2))
 
     assert train(tmp_path / "ours", DynaQuantCallback()) == train(tmp_path / "plain")
 
