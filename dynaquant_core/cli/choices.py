@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dynaquant_core.config import Bins, Config
+from dynaquant_core.config import Bins, Config, LatticeConfig, Scale, require
 from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "MomentsOption",
     "ProtectOption",
     "PruneOption",
+    "ScaleOption",
     "config_of",
     "method_of",
 ]
@@ -25,7 +26,11 @@ BinsOption = Annotated[
     str | None, typer.Option("--bins", help="Centres a tensor, 2 to 64, or bf16 or exact (dynaquant).")
 ]
 PruneOption = Annotated[
-    float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to 1 (dynaquant).")
+    float | None, typer.Option("--prune", help="Share of weights set to zero, 0 to below 1 (dynaquant).")
+]
+ScaleOption = Annotated[
+    str | None,
+    typer.Option("--scale", help="Mean step in mean spreads, 0.0003 to 64, or bf16 or exact (lattice; 0.5)."),
 ]
 ProtectOption = Annotated[
     float | None, typer.Option("--protect", help="Share of weights in bfloat16 (dynaquant).")
@@ -57,12 +62,16 @@ def config_of(
     prune: float | None = None,
     protect: float | None = None,
     embedding_bins: int | None = None,
-) -> Config | None:
+    scale: str | None = None,
+) -> Config | LatticeConfig | None:
     """A configuration of what was given; None where nothing was, so that the method's default holds.
 
+    Raises:
+        ConfigError: a value is out of range, or they are of two methods.
+
     Example:
-        >>> config_of(bins="8").bins, config_of() is None
-        (8, True)
+        >>> config_of(bins="8").bins, config_of(scale="0.3").scale, config_of() is None
+        (8, 0.3, True)
     """
     given: dict[str, Any] = {
         "bins": None if bins is None else bins_of(bins),
@@ -71,7 +80,18 @@ def config_of(
         "embedding_bins": embedding_bins,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    return Config(**given) if given else None
+    if scale is None:
+        return Config(**given) if given else None
+    require(not given, f"--scale is of lattice, {', '.join(given)} of dynaquant; give one or the other.")
+    return LatticeConfig(scale=scale_of(scale))
+
+
+def scale_of(word: str) -> Scale:
+    """A number, or the word itself; `LatticeConfig` judges it."""
+    try:
+        return float(word)
+    except ValueError:
+        return word  # type: ignore[return-value]
 
 
 def bins_of(word: str) -> Bins:

@@ -14,10 +14,12 @@ from dynaquant_core.cli.choices import (
     ExactOption,
     MethodOption,
     MomentsOption,
+    ScaleOption,
     config_of,
     method_of,
 )
 from dynaquant_core.cli.folders import OutputSource
+from dynaquant_core.cli.messages import say
 from dynaquant_core.cli.output import Json, emit, share, size, times, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
@@ -31,7 +33,10 @@ from dynaquant_core.store.native import read_native, step_of
 
 __all__ = ["compact", "export", "import_native"]
 
-OutOption = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="File or folder to write.")]
+OutOption = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="OUT", help="File or folder to write; what is there is replaced."),
+]
 ToOption = Annotated[
     str | None,
     typer.Option("--to", help="pt, safetensors or an installed one; default: by OUT's ending."),
@@ -111,13 +116,14 @@ def import_native(
         str | None, typer.Option("--from", help="Whose checkpoint it is: hf, lightning, composer.")
     ] = None,
     bins: BinsOption = None,
+    scale: ScaleOption = None,
     method: MethodOption = None,
     moments: MomentsOption = "8bit",
     exact: ExactOption = None,
     as_json: Json = False,
 ) -> None:
     """Start a store from a native checkpoint."""
-    config = config_of(bins=bins)
+    config = config_of(bins=bins, scale=scale)
     named = method_of(method)
     if named is not None:
         require_own_config(config, resolve_method(named))
@@ -161,18 +167,21 @@ def compact(
             f"{path}: the checkpoints of this output folder share their files; the framework's own limits "
             "remove them, and compact works on a store, or on one checkpoint's folder."
         )
-    store = CheckpointStore(
+    with CheckpointStore(
         path, max_chain=max_chain, keep_last=keep_last, keep_every=keep_every, keep_within=keep_within
-    )
-    before = sizes_of(store)
-    with working(f"compacting {path}, {len(before)} checkpoints"):
-        store.compact()
-    after = sizes_of(store)
+    ) as store:
+        before = sizes_of(store)
+        with working(f"compacting {path}, {len(before)} checkpoints"):
+            left = store.compact()
+        after = sizes_of(store)
     if as_json:
-        emit({"path": str(path), "before": before, "after": after})
-        return
+        emit({"path": str(path), "before": before, "after": after, "left": left})
+        raise typer.Exit(1 if left else 0)
     was, now = (f"{len(sizes)} checkpoints, {size(sum(sizes.values()))}" for sizes in (before, after))
     write_line(f"{path}: {was} before; {now} now")
+    if left:
+        say(f"{path}: as they were, because files below them are damaged: {', '.join(map(str, left))}")
+        raise typer.Exit(1)
 
 
 def sizes_of(store: CheckpointStore) -> dict[int, int]:

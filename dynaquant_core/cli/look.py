@@ -99,6 +99,8 @@ def show(
     if tensors:
         columns = ("<tensor", "<dtype", "<shape", "<role", "<part", "raw", "stored", "<codecs")
         print_table("tensors", columns, [tensor_row(entry) for entry in listed])
+        if any(entry["raw_bytes"] and not entry["stored_bytes"] for entry in listed):
+            write_line("0 B: stored together with its neighbours.")
 
 
 def info_data(info: CheckpointInfo) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def facts(info: CheckpointInfo) -> list[tuple[str, str]]:
         ("commit", str(info.sequence)),
         ("size", f"{size(info.stored_bytes)} instead of {size(info.raw_bytes)}"),
         ("ratio", times(info.raw_bytes, info.stored_bytes)),
-        ("method", f"{info.method} {config_text(info.options)}"),
+        ("method", f"{info.method} {config_text(info.options)}" if info.options else info.method),
         ("configuration", config_text(info.config)),
         ("quality", config_text(info.quality)),
         ("degradation", share(info.degradation, 3)),

@@ -36,6 +36,8 @@ __all__ = [
 #: ``--json`` of every command that prints a table.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
+#: Letters that a column which may fold has at least.
+FOLDED = 12
 #: Columns of a table that goes into a file or a pipe, where there is no width to ask for.
 WIDTH_OF_A_PIPE = 160
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -77,18 +79,42 @@ def emit(data: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows of text under named columns; a name that begins with ``<`` aligns left."""
-    table = Table(header_style="bold")
-    for name in columns:
-        justify: JustifyMethod = "left" if name.startswith("<") else "right"
-        table.add_column(name.lstrip("<"), justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
+    """Prints rows of text under named columns; a name that begins with ``<`` aligns left, and may fold.
+
+    Where a terminal has no room for the columns, each row is a paragraph of names and values.
+    """
     with result() as out:
         width = None if out.isatty() else WIDTH_OF_A_PIPE
         console = Console(file=out, width=width, highlight=False)
         console.print(Text(title, style="bold"), soft_wrap=True)  # on its own: a narrow table would fold it
+        if least_width(columns, rows) > console.width:
+            for row in rows:
+                told = (f"{name.lstrip('<')} {cell}" for name, cell in zip(columns, row, strict=True))
+                console.print(Text(", ".join(told)))
+            return
+        table = Table(header_style="bold")
+        for name in columns:
+            left = name.startswith("<")
+            justify: JustifyMethod = "left" if left else "right"
+            table.add_column(name.lstrip("<"), justify=justify, overflow="fold", no_wrap=not left)
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row))
         console.print(table)
+
+
+def least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Of a table whose numbers are whole; what aligns left may fold down to `FOLDED` letters.
+
+    Example:
+        >>> least_width(("<name", "bytes"), [("a" * 50, "1.2 kB")])
+        25
+    """
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    folded = [
+        min(width, FOLDED) if name.startswith("<") else width
+        for name, width in zip(columns, widths, strict=True)
+    ]
+    return sum(folded) + 3 * len(columns) + 1
 
 
 def plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from dynaquant_core.cli.choices import (
     MomentsOption,
     ProtectOption,
     PruneOption,
+    ScaleOption,
     config_of,
     method_of,
 )
@@ -43,6 +44,7 @@ def compress(
     prune: PruneOption = None,
     protect: ProtectOption = None,
     embedding_bins: EmbeddingBinsOption = None,
+    scale: ScaleOption = None,
     method: MethodOption = None,
     moments: MomentsOption = "8bit",
     exact: ExactOption = None,
@@ -53,7 +55,7 @@ def compress(
         raise typer.BadParameter("give -o OUT.dq, or --dry-run to see what would be saved")
     if out is not None and not dry_run:
         require_another(out, native)
-    config = config_of(bins=bins, prune=prune, protect=protect, embedding_bins=embedding_bins)
+    config = config_of(bins=bins, prune=prune, protect=protect, embedding_bins=embedding_bins, scale=scale)
     settings: dict[str, Any] = {"method": method_of(method), "moments": moments, "exact": tuple(exact or ())}
     with working(f"compressing {native}"):
         state = read_native(native)

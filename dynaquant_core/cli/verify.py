@@ -25,7 +25,11 @@ def verify(
     if as_json:
         emit({"path": str(path), "deep": deep, "good": not problems, "problems": problems})
     elif problems:
-        print_table(f"{path}: {len(problems)} problems", ("<problem",), [(problem,) for problem in problems])
+        print_table(
+            f"{path}: {len(problems)} problem{'s' * (len(problems) > 1)}",
+            ("<problem",),
+            [(problem,) for problem in problems],
+        )
     else:
         write_line(f"{path}: good, {len(source.infos())} checkpoints checked")
     if problems:

@@ -29,6 +29,9 @@ __all__ = [
 #: Characters of a leaf's name.
 MAX_NAME: Final = 1024
 
+#: What can be done about most tensors that are refused.
+MAKE_PLAIN: Final = "convert it to a plain dense tensor first"
+
 #: Whole numbers outside travel as hexadecimal text, which has no length limit on parsing.
 INT64: Final = range(-(2**63), 2**63)
 
@@ -102,15 +105,17 @@ def as_leaf_tensor(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     """
     problem = _problem(tensor)
     if problem is not None:
+        advice = "give it values (to_empty, then load) or leave it out" if tensor.is_meta else MAKE_PLAIN
         raise UnsupportedStateError(
-            f"The tensor at {dotted(path)!r} is {problem}, which a checkpoint cannot hold; "
-            "convert it to a plain dense tensor first."
+            f"The tensor at {dotted(path)!r} is {problem}, which a checkpoint cannot hold; {advice}."
         )
     return tensor.detach()
 
 
 def _problem(tensor: torch.Tensor) -> str | None:
     kind = type(tensor)
+    if tensor.is_nested:
+        return "nested"
     if kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return f"of the tensor subclass {kind.__module__}.{kind.__qualname__}"
     if tensor.layout != torch.strided:

@@ -110,7 +110,12 @@ def _described(obj: object) -> str:
     kind = type(obj)
     if isinstance(obj, np.generic):
         return f"a NumPy scalar of dtype {obj.dtype}"
-    return f"an object of type {kind.__module__}.{kind.__qualname__}"
+    advice = ""
+    if isinstance(obj, np.ndarray):
+        advice = " (store np.array() of it)"
+    elif isinstance(obj, tuple) and hasattr(obj, "_asdict"):
+        advice = " (store its _asdict())"
+    return f"an object of type {kind.__module__}.{kind.__qualname__}{advice}"
 
 
 def _int_node(value: int) -> Any:

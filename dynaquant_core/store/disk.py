@@ -6,6 +6,7 @@ Every OSError of a store passes through `guarded`; what to do about it depends o
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,10 @@ __all__ = [
     "require_target",
     "storage_error",
     "sync_folder",
+    "warn_of_unwritable",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Free space asked for before a save, as a multiple of its estimated size.
 SPACE_FACTOR = 1.2
@@ -121,6 +125,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def warn_of_unwritable(folder: Path) -> None:
+    """Says in the log, before hours of work, that a folder will not take what is to be saved there.
+
+    Reading from it is another matter, so it is no error; a save asks the system itself.
+    """
+    place = next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+    if not os.access(place, os.W_OK | os.X_OK):
+        logger.warning("%s cannot be written by this user: the next save into %s will fail", place, folder)
+
+
 def require_space(folder: Path, most: int, estimate: Callable[[], int]) -> None:
     """Refuses a save before its first write where the disk cannot hold it.
 
@@ -132,7 +146,7 @@ def require_space(folder: Path, most: int, estimate: Callable[[], int]) -> None:
     Raises:
         StorageError: too little is free.
     """
-    with guarded("ask for the free space of", folder):
+    with guarded("save into the folder", folder):
         system = os.statvfs(folder)
     free = system.f_bavail * system.f_frsize
     if not system.f_blocks or free >= most:  # some file systems report no sizes at all

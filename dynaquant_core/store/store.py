@@ -307,18 +307,21 @@ class CheckpointStore:
         exporter = resolve_exporter(to, target)
         exporter(self._loading.alone(step), target)
 
-    def compact(self) -> None:
+    def compact(self) -> list[int]:
         """Frees space: every checkpoint that stays only because another builds on it is removed.
 
         What builds on such a one is written anew, to the same bits: merged onto the nearest one below that
         stays, where its method can merge; else as a key checkpoint, and so is every link of a chain longer
         than ``max_chain``.  Old files go only after the new ones are committed.
 
+        Returns:
+            Steps that could not be written anew, because a file below them is damaged, and stay as they are.
+
         Raises:
             StoreLockedError: another writer holds the store.
             StorageError: the system refused; nothing is lost.
         """
-        self._upkeep.compact()
+        return self._upkeep.compact()
 
     def delete(self, step: int) -> None:
         """Removes a step for good, pinned or not; what builds on it is written anew first, bit for bit.

@@ -56,16 +56,18 @@ class Upkeep:
         self._max_chain = max_chain
         self._own = own
 
-    def compact(self) -> None:
-        """Re-bases what stays, then retires what nothing needs any more."""
+    def compact(self) -> list[int]:
+        """Re-bases what stays, then retires what nothing needs any more; steps that could not be re-based."""
         with self._session.writing():
             scan = self._catalogue.scan()
             stay = kept(scan.entries, self._policy, read_pins(self._folder))
             self._writer.tidy()  # first: the disk may be full, and what nothing needs goes without a new file
-            self._session.forget(self._rebase(stay, self._max_chain))
+            left: list[int] = []
+            self._session.forget(self._rebase(stay, self._max_chain, left))
             self._writer.tidy()
             there = {entry.digest for entry in self._catalogue.scan().entries}
             self._session.forget(entry.digest for entry in scan.entries if entry.digest not in there)
+            return left
 
     def delete(self, step: int) -> None:
         """Removes every file of a step, after what builds on one was written anew."""
@@ -78,7 +80,7 @@ class Upkeep:
             gone = {entry.digest: entry for entry in scan.entries if entry.step == step}
             others = [entry for entry in scan.current().values() if entry.step != step]
             stay = [entry for entry in needed(others, scan.entries).values() if entry.digest not in gone]
-            replaced = self._rebase(stay, self._max_chain + len(scan.entries))
+            replaced = self._rebase(stay, self._max_chain + len(scan.entries), [])
             self._require_moved(stay, replaced, gone)
             self._set_pins(read_pins(self._folder) - {step})
             old = [entry for entry in scan.entries if entry.digest in replaced or entry.digest in gone]
@@ -131,8 +133,17 @@ class Upkeep:
         if wanted != read_pins(self._folder):
             write_pins(self._folder, wanted)
 
-    def _rebase(self, stay: Iterable[Entry], max_chain: int) -> list[str]:
-        """Writes anew what builds on a file outside ``stay``; returns the digests of what was replaced."""
+    def _rebase(self, stay: Iterable[Entry], max_chain: int, left: list[int]) -> list[str]:
+        """Writes anew what builds on a file outside ``stay``.
+
+        Args:
+            stay: the files that stay.
+            max_chain: longest chain.
+            left: gets the steps of those that could not be written anew.
+
+        Returns:
+            Digests of what was replaced.
+        """
         settled: dict[
             str, tuple[Entry, int]
         ] = {}  # digest -> the file that stands for it, its chain's length
@@ -149,6 +160,7 @@ class Upkeep:
                 new = merged or rebase(self._catalogue.scan(), entry, base, self._own)
             except (CorruptFileError, MissingBaseError, UnsafePathError) as error:
                 logger.warning("%s cannot be re-based and stays as it is: %s", entry.path.name, error)
+                left.append(entry.step)
                 continue
             stands_on = {file.digest: length for file, length in settled.values()}
             settled[entry.digest] = new, stands_on[new.base_digest] + 1 if new.base_digest else 0

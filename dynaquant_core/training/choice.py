@@ -232,7 +232,7 @@ class Chooser:
 
     def _default(self, saving: Drafting) -> Choice:
         config = saving.space.default
-        if not self._said:
+        if not self._said and saving.live:  # else every bit is kept, whatever the configuration
             self._said = True
             logger.warning("no evaluate: every checkpoint is stored with the fixed configuration %s", config)
         started = time.perf_counter()

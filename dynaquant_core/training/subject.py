@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.errors import ConfigError
 
-__all__ = ["Stateful", "Subject", "named"]
+__all__ = ["Stateful", "Subject", "named", "strangers"]
 
 Item = TypeVar("Item")
 
@@ -79,6 +79,25 @@ class Subject:
     def optimizers(self) -> dict[str, Optimizer]:
         """Name -> optimizer; a single one is named ""."""
         return named(self.optimizer)
+
+
+def strangers(subject: Subject) -> tuple[int, int]:
+    """(parameters of the optimizers that are none of the models', all that they train).
+
+    Example:
+        >>> import torch
+        >>> model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+        >>> strangers(Subject(model, torch.optim.SGD(other.parameters(), lr=0.1)))
+        (2, 2)
+    """
+    own = {id(weight) for model in subject.models.values() for weight in model.parameters()}
+    trained = [
+        weight
+        for optimizer in subject.optimizers.values()
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    ]
+    return sum(id(weight) not in own for weight in trained), len(trained)
 
 
 def named(one_or_many: Item | Mapping[str, Item] | None) -> dict[str, Item]:

@@ -203,6 +203,24 @@ def test_compact_keeps_every_bit_and_frees_chains(shell: Shell, store: Path) -> 
         assert torch.equal(opened.load(step)["model"]["0.weight"], weight)
 
 
+def test_compact_that_cannot_do_all_says_which_and_ends_in_1(shell: Shell, store: Path) -> None:
+    (damaged,) = store.glob("step-000000020-*")
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    told = shell("compact", store, "--max-chain", 0)
+    assert told.status == 1
+    assert "30" in told.err
+    assert shell("compact", store, "--max-chain", 0, "--json").json()["left"] == [30]
+
+
+def test_compress_with_a_scale_of_the_lattice(shell: Shell, native: Path, tmp_path: Path) -> None:
+    fine, coarse = (tmp_path / f"{scale}.dq" for scale in ("0.1", "1"))
+    assert shell("compress", native, "-o", fine, "--scale", 0.1).status == 0
+    assert shell("compress", native, "-o", coarse, "--scale", 1).status == 0
+    assert fine.stat().st_size > coarse.stat().st_size
+    assert "lattice" in shell("compress", native, "-o", fine, "--scale", 1, "--bins", 8).error()
+    assert "scale" in shell("compress", native, "-o", fine, "--scale", "wide").error()
+
+
 def test_compact_applies_the_retention_it_is_given(shell: Shell, store: Path) -> None:
     newest = CheckpointStore(store).load(30)["model"]["0.weight"]
     assert shell("compact", store, "--keep-last", 1).status == 0

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -225,3 +233,27 @@ def test_an_experiments_folder_is_answered_with_its_store(shell: Shell, tmp_path
     outcome = shell("log", output)
     assert outcome.status == 1
     assert "run-0/store" in outcome.err.replace("\n", "")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_every_value_of_the_log_is_there_whatever_the_width_of_the_terminal(
+    looked_at: Path, columns: int
+) -> None:
+    """On a real terminal, where a table that does not fit would lose whole columns."""
+    main, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-c", "from dynaquant_core.cli import main; main()", "log", str(looked_at)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(command, stdout=terminal, stderr=terminal, stdin=terminal, env=environment)
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while True:
+            shown += os.read(main, 4096)
+    assert process.wait() == 0
+    os.close(main)
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).split())
+    opened = CheckpointStore(looked_at)
+    for info in map(opened.info, opened.steps()):
+        assert str(info.step) in text
+        assert size(info.stored_bytes) in text

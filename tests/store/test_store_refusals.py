@@ -47,6 +47,24 @@ except dq.StorageError as error:
     print(error.errno, error)
 """
 
+UNWRITABLE = """
+import logging, os, sys
+import torch
+import dynaquant_core as dq
+
+path, model = sys.argv[1], torch.nn.Linear(32, 32)
+with dq.Checkpointer(path, model, every=1) as checkpoints:
+    checkpoints.step()
+logging.basicConfig(stream=sys.stdout, level=logging.WARNING, force=True)
+checkpoints = dq.Checkpointer(path, model, every=1)
+os.chmod(path, 0o555)
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+assert checkpoints.restore() == 1
+os._exit(0)
+"""
+
 CLOSED = """
 import os, sys
 from pathlib import Path
@@ -104,6 +122,13 @@ def test_a_folder_without_write_permission(open_path: Path) -> None:
     refused = refusals(READ_ONLY, open_path / "store")
     assert len(refused) == 2
     assert all(line.startswith("13 ") and "permission" in line for line in refused)
+
+
+def test_a_restore_from_a_folder_that_cannot_be_written_says_so_before_the_first_save(
+    open_path: Path,
+) -> None:
+    (said,) = [line for line in refusals(UNWRITABLE, open_path / "store") if "will fail" in line]
+    assert "cannot be written by this user" in said
 
 
 def test_a_folder_that_may_not_even_be_looked_at(open_path: Path) -> None:

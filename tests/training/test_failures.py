@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
 import dynaquant_core as dq
 from dynaquant_core.training.capture import capture
@@ -216,3 +217,21 @@ def test_what_evaluate_may_not_return_is_an_error_after_an_exact_checkpoint(tmp_
             checkpoints.save()
         assert checkpoints.store.steps() == [0]
     assert bits(dq.CheckpointStore(tmp_path).load()["model"]) == before
+
+
+@pytest.mark.parametrize(("shared", "said"), [(0, "no parameter of the model"), (1, "1 of 2 tensors")])
+def test_an_optimizer_of_another_model_is_told_before_anything_is_lost(tmp_path, caplog, shared, said):
+    """A model that was made again after its optimizer: what is trained would be in no checkpoint."""
+    model, other = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    trained = [*other.parameters(), *list(model.parameters())[:shared]]
+    dq.Checkpointer(tmp_path, model, torch.optim.SGD(trained, lr=0.1)).close()
+    assert said in caplog.text
+    caplog.clear()
+    dq.Checkpointer(tmp_path, {"a": model, "b": other}, torch.optim.SGD(trained, lr=0.1)).close()
+    assert not caplog.records
+
+
+def test_where_every_bit_is_kept_no_configuration_is_named(tmp_path, caplog):
+    with dq.Checkpointer(tmp_path, nn.Linear(32, 32), exact=("*",), moments="exact") as checkpoints:
+        checkpoints.save()
+    assert "fixed configuration" not in caplog.text

@@ -64,6 +64,8 @@ def _find(config: str | Path) -> Path:
     shipped = shipped_configs()
     if str(config) in shipped:
         return shipped[str(config)]
+    if path.is_dir():
+        raise ConfigError(f"{config}: is a folder; give a YAML file, or the name of a shipped config.")
     hint = nearest(str(config), list(shipped))
     raise ConfigError(f"{config}: no such file and no shipped config of that name; {hint}")
 

@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.errors import ConfigError
-from dynaquant_core.memory.marker import MARK
 from dynaquant_core.memory.samo.early_bird import EarlyBird
 from dynaquant_core.memory.samo.engine import Engine
 from dynaquant_core.memory.samo.guard import require_layout
 from dynaquant_core.memory.samo.places import mask_of
 from dynaquant_core.memory.samo.pruning import Pruning
 from dynaquant_core.memory.samo.state import from_state, numbered, to_state
+from dynaquant_core.state.compressed import MARK
 
 __all__ = ["Samo"]
 

@@ -13,7 +13,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number
-from dynaquant_core.memory.marker import is_compressed
 from dynaquant_core.memory.samo.early_bird import EarlyBird
 from dynaquant_core.memory.samo.guard import require_no_others
 from dynaquant_core.memory.samo.handle import Samo
@@ -21,6 +20,7 @@ from dynaquant_core.memory.samo.masks import Scope, checked_masks, names_of, req
 from dynaquant_core.memory.samo.pruning import Pruning, dense_patterns
 from dynaquant_core.memory.samo.reduce import Group, agree, broadcast, resolve
 from dynaquant_core.memory.samo.swap import require_optimizer
+from dynaquant_core.state.compressed import is_compressed
 
 __all__ = ["Samo", "wrap"]
 

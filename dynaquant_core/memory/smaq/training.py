@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice
-from dynaquant_core.memory.marker import is_compressed
 from dynaquant_core.memory.smaq.around_step import attach_step
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.format import Format, require_generator
 from dynaquant_core.memory.smaq.formats import make_format
 from dynaquant_core.memory.smaq.maps import attach_maps
 from dynaquant_core.memory.smaq.saved import SavedMaps
+from dynaquant_core.state.compressed import is_compressed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
