@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,7 +42,8 @@ class Steps:
         self._look_ahead = look_ahead
         self._saves: list[int] = []
         self._counted = counted
-        self._handle = register_optimizer_step_post_hook(self._after_step)
+        handle = register_optimizer_step_post_hook(_counting(weakref.ref(self)))
+        self._close = weakref.finalize(self, handle.remove)
         self._look_ahead(self.left)
 
     @property
@@ -67,12 +69,24 @@ class Steps:
 
     def close(self) -> None:
         """Counts no more."""
-        self._handle.remove()
+        self._close()
 
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Some optimizer has stepped."""
         if optimizer is self._counted():
             self.done += 1
             self._look_ahead(self.left)
+
+
+def _counting(steps: weakref.ref[Steps]) -> Callable[..., None]:
+    """A hook for all optimizers that keeps nothing alive."""
+
+    def count(optimizer: Optimizer, *_: Any) -> None:
+        held = steps()
+        if held is not None:
+            held.after_step(optimizer)
+
+    return count
 
 
 def steps_of(optimizers: Iterable[Optimizer]) -> int:

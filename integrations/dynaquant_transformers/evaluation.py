@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from itertools import islice
@@ -56,6 +56,8 @@ class TrainerEvaluation:
 
     def _has_label(self, inputs: Any) -> bool:
         """Whether any position of a batch counts: the loss of one without is no number."""
+        if not isinstance(inputs, Mapping):
+            return True
         names = [name for name in self._trainer.label_names if name in inputs]
         labels = [inputs[name] for name in names if isinstance(inputs[name], Tensor)]
         whole = [label for label in labels if not label.is_floating_point() and label.numel()]
