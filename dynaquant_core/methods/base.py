@@ -75,7 +75,7 @@ class Hints:
         layer_types: "convolution", "attention", "linear", "embedding" or "other", by tensor name.
         roles: "weight", "moment" or "exact" by tensor name; small tensors are pooled within a role.
         moments: kind ("exp_avg") -> name of the moment by weight name, of moments that the method takes.
-        models: how many models the state is of, as far as they are known.
+        models: how many models of the state are trained, as far as that is known.
         before: what a reader held after the run's last checkpoint, also where the next one must be a key.
         scratch: lives as long as one save; a method shares sketches between drafts through it.
     """

@@ -59,7 +59,7 @@ def hints_for(
         layer_types=_types(tensors, model),
         roles=roles,
         moments=_moments(tensors, owned or {}),
-        models=_count(model),
+        models=_count(model, [tensors[name] for name in owned or {} if name in tensors]),
     )
 
 
@@ -185,18 +185,22 @@ def _modules(model: Any | None) -> nn.Module | dict[str, nn.Module] | None:
     return model if isinstance(model, nn.Module) else None
 
 
-def _count(model: Any | None) -> int:
-    """How many models there are: those by name that train a matrix and are no module of another."""
+def _count(model: Any | None, trained: Iterable[Tensor]) -> int:
+    """How many models there are: those by name of which an optimizer trains a matrix, none within another.
+
+    An average of a model is trained by none.
+    """
     modules = _modules(model)
     if not isinstance(modules, dict):
         return 1
-    trained = [module for module in modules.values() if any(map(_is_trained_matrix, module.parameters()))]
-    inner = {id(part) for module in trained for part in module.modules() if part is not module}
-    return max(1, len({id(module) for module in trained} - inner))
-
-
-def _is_trained_matrix(parameter: Tensor) -> bool:
-    return parameter.requires_grad and parameter.dim() > 1
+    places = {_place(tensor) for tensor in trained if tensor.dim() > 1}
+    those = [
+        module
+        for module in modules.values()
+        if any(_place(weight) in places for weight in module.parameters())
+    ]
+    inner = {id(part) for module in those for part in module.modules() if part is not module}
+    return max(1, len({id(module) for module in those} - inner))
 
 
 def _shapes(

@@ -16,7 +16,6 @@ from dynaquant_core.config import require, require_choice, require_number
 from dynaquant_core.errors import SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
-from dynaquant_core.state.compressed import is_compressed
 from dynaquant_core.store.disk import warn_of_unwritable
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
@@ -30,7 +29,7 @@ from dynaquant_core.training.resume import resume
 from dynaquant_core.training.saver import Saver
 from dynaquant_core.training.schedule import parse_every
 from dynaquant_core.training.signals import SignalFlag
-from dynaquant_core.training.subject import Stateful, Subject, strangers
+from dynaquant_core.training.subject import Stateful, Subject, warn_of_strangers
 from dynaquant_core.training.tolerance import told
 from dynaquant_core.training.worker import Worker
 
@@ -129,7 +128,7 @@ class Checkpointer:
         require_number("Checkpointer", "threshold", threshold, 0, math.inf, open_high=True)
         require_number("Checkpointer", "window", window, 0, math.inf, open_high=True)
         self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
-        self._warn_of_strangers()
+        warn_of_strangers(self._subject)
         self._schedule = parse_every(every)
         promise = None if evaluate is None else Promise(Evaluation(evaluate, model), threshold, mode)
         self._searches = promise is not None
@@ -315,18 +314,6 @@ class Checkpointer:
         self._begin_interval()
         logger.info("restored step %d from %s", resumed.step, self.store.path)
         return resumed.step
-
-    def _warn_of_strangers(self) -> None:
-        """A model that was made again after its optimizer trains no more, and shows it only after a crash."""
-        other, trained = strangers(self._subject)
-        if other and not any(map(is_compressed, self._subject.models.values())):
-            logger.warning(
-                "%s, so that what it trains there is in no checkpoint: make it after the model, or pass "
-                "every module that it trains (model={...})",
-                "the optimizer trains no parameter of the model"
-                if other == trained
-                else f"{other} of {trained} tensors that the optimizer trains are no parameters of the model",
-            )
 
     def _begin_life(self) -> None:
         """Movement is counted from here: `dynaquant log` says what checkpoints lost of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -10,8 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.state.compressed import is_compressed
 
-__all__ = ["Stateful", "Subject", "named", "strangers"]
+__all__ = ["Stateful", "Subject", "named", "warn_of_strangers"]
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
@@ -81,23 +85,26 @@ class Subject:
         return named(self.optimizer)
 
 
-def strangers(subject: Subject) -> tuple[int, int]:
-    """(parameters of the optimizers that are none of the models', all that they train).
+def warn_of_strangers(subject: Subject) -> None:
+    """Says in the log that an optimizer trains what is no parameter of the models.
 
-    Example:
-        >>> import torch
-        >>> model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-        >>> strangers(Subject(model, torch.optim.SGD(other.parameters(), lr=0.1)))
-        (2, 2)
+    A model that was made again after its optimizer trains no more, which shows only after a crash.
     """
-    own = {id(weight) for model in subject.models.values() for weight in model.parameters()}
-    trained = [
-        weight
-        for optimizer in subject.optimizers.values()
-        for group in optimizer.param_groups
-        for weight in group["params"]
-    ]
-    return sum(id(weight) not in own for weight in trained), len(trained)
+    models = subject.models.values()
+    own = {id(weight) for model in models for weight in model.parameters()}
+    groups = [group for optimizer in subject.optimizers.values() for group in optimizer.param_groups]
+    trained = [id(weight) for group in groups for weight in group["params"]]
+    other = sum(weight not in own for weight in trained)
+    if not other or any(map(is_compressed, models)):
+        return
+    whose = "the optimizer trains no parameter of the model"
+    if other < len(trained):
+        whose = f"{other} of {len(trained)} tensors that the optimizer trains are no parameters of the model"
+    logger.warning(
+        "%s, so that what it trains there is in no checkpoint: make it after the model, or pass every module "
+        "that it trains (model={...})",
+        whose,
+    )
 
 
 def named(one_or_many: Item | Mapping[str, Item] | None) -> dict[str, Item]:

@@ -96,7 +96,9 @@ def alone(trainer: Trainer) -> Iterator[None]:
             stack.enter_context(shadowed(trainer.args, "average_tokens_across_devices", False))
         stack.enter_context(shadowed(trainer, "_eval_dataloaders", {}))  # loaders kept for their workers
         # A collator may draw (masks) from a generator of its own, which training shares.
-        stack.enter_context(kept([trainer.data_collator, trainer.eval_dataset]))
+        data = trainer.eval_dataset
+        several = data.values() if isinstance(data, dict) else [data]
+        stack.enter_context(kept([trainer.data_collator, *several]))
         stack.enter_context(shadowed(trainer, "data_collator", apart(trainer.data_collator)))
         stack.enter_context(shadowed(trainer, "log", _nothing))  # a `compute_loss` may log its parts
         if METRICS in vars(trainer):
