@@ -146,9 +146,9 @@ class Installed:
         watched = modules if len(modules) != 1 else next(iter(modules.values()))
         self._run.watch(watched, inner_optimizers(self._accelerator), evaluate=self._evaluate)
 
-    def _counted(self) -> Optimizer | None:
-        """The first optimizer that is prepared now."""
-        return next(iter(inner_optimizers(self._accelerator)), None)
+    def _counted(self) -> list[Optimizer]:
+        """The optimizers that are prepared now."""
+        return inner_optimizers(self._accelerator)
 
     def _refused(self, error: Exception) -> None:
         """What the system refuses is one sentence, or in the log where no other rank would wait."""

@@ -14,14 +14,16 @@ __all__ = ["Steps", "steps_of"]
 
 
 class Steps:
-    """Counts the steps of one optimizer and foresees the next save.
+    """Counts optimizer steps and foresees the next save.
+
+    Of several optimizers the busiest counts: one may never step, as that of a part that is frozen for now.
 
     Accelerate has no schedule: ``every`` is the user's word, and without it saves are taken to go on at the
     distance of the last two.
 
     Args:
-        counted: gives the optimizer whose steps count now, which may be prepared anew; a step that a gradient
-            scaler skips is none.
+        counted: gives the optimizers that are prepared now, which may be others later; a step that a
+            gradient scaler skips is none.
         every: optimizer steps between saves, or None.
         look_ahead: told after every step how many are left; None where nobody knows.
         done: steps completed so far.
@@ -32,7 +34,7 @@ class Steps:
 
     def __init__(
         self,
-        counted: Callable[[], Optimizer | None],
+        counted: Callable[[], Iterable[Optimizer]],
         every: int | None,
         look_ahead: Callable[[int | None], None],
         done: int = 0,
@@ -42,6 +44,8 @@ class Steps:
         self._look_ahead = look_ahead
         self._saves: list[int] = []
         self._counted = counted
+        self._of_each: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._origin = done  # steps of the run before those in `_of_each`
         handle = register_optimizer_step_post_hook(_counting(weakref.ref(self)))
         self._close = weakref.finalize(self, handle.remove)
         self._look_ahead(self.left)
@@ -65,6 +69,7 @@ class Steps:
     def restored(self, step: int) -> None:
         """The run goes on from another step."""
         self.done, self._saves = step, [step]
+        self._begin()
         self._look_ahead(self.left)
 
     def close(self) -> None:
@@ -73,9 +78,21 @@ class Steps:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Some optimizer has stepped."""
-        if optimizer is self._counted():
-            self.done += 1
+        counted = list(self._counted())
+        if not any(optimizer is one for one in counted):
+            return
+        if not any(one in self._of_each for one in counted):
+            self._begin()  # others are prepared than before
+        own = self._of_each.get(optimizer, 0) + 1
+        self._of_each[optimizer] = own
+        if self._origin + own > self.done:
+            self.done = self._origin + own
             self._look_ahead(self.left)
+
+    def _begin(self) -> None:
+        """The steps of each count from here."""
+        self._of_each.clear()
+        self._origin = self.done
 
 
 def _counting(steps: weakref.ref[Steps]) -> Callable[..., None]:

@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 from torch import nn
 
 from dynaquant_accelerate import install, newest
@@ -292,3 +294,26 @@ def test_steps_are_counted_on_whatever_is_prepared_now(tmp_path):
     assert bench.ours.step == bench.done + 3
     bench.accelerator.save_state()
     assert bench.ours.wait().step == bench.done + 3
+
+
+def test_an_optimizer_that_never_steps_does_not_stop_the_count(tmp_path):
+    """Two optimizers, of which the first is not used yet; then the second one steps less often than it."""
+    accelerator = Accelerator(
+        cpu=True, project_config=ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True)
+    )
+    still, busy = Net(), Net()
+    first, second = torch.optim.SGD(still.parameters(), lr=0.1), torch.optim.SGD(busy.parameters(), lr=0.1)
+    still, busy, first, second = accelerator.prepare(still, busy, first, second)
+    ours = install(accelerator, **EXACT)
+    for _ in range(4):
+        second.step()
+    assert ours.step == 4
+    for _ in range(3):
+        first.step()
+    second.step()
+    assert ours.step == 5
+    accelerator.save_state()
+    assert ours.wait().step == 5
+    accelerator.load_state()
+    first.step()
+    assert ours.step == 6
