@@ -137,6 +137,17 @@ def test_what_did_not_change_costs_nothing_and_is_found_in_the_base(policy, stat
         policy.decode(delta, None)
 
 
+def test_restored_and_saved_again_and_again_nothing_more_is_lost(policy, states):
+    """A run that dies before it has trained a step, over and over: signs fitted to signs would fade."""
+    source, _ = write(policy, states[0])
+    held = policy.decode(source, None)
+    once = held.state()
+    for _ in range(5):
+        source, _ = write(policy, held.state(), held)
+        held = policy.decode(source, held)
+    assert same(held.state(), once)
+
+
 def test_the_writer_holds_half_a_byte_a_value_at_most(states):
     for name in POLICIES:
         _, writer = write(moments_method(name), states[0])

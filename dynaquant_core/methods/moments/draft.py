@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
+import numpy as np
 from torch import Tensor
 
 from dynaquant_core.methods.base import Reference, Stream
+from dynaquant_core.methods.digests import digests_of
 from dynaquant_core.methods.fixed import NoConfig
 from dynaquant_core.methods.moments.changed import ChangedDraft
 from dynaquant_core.methods.moments.forms import Coded, decoded, encoded
 from dynaquant_core.methods.moments.held import CONTEXTUAL, MomentsReference, packed
 from dynaquant_core.methods.moments.streams import moment_streams
+from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.state import TensorSpec
 
 __all__ = ["MomentsDraft"]
+
+TERNARY: Final = "t"
+#: Code of a zero in that form.
+NAUGHT: Final = 1
+#: Elements that are looked at before a tensor is decoded.
+GLANCE: Final = 1 << 12
 
 
 class MomentsDraft(ChangedDraft[Coded]):
@@ -34,7 +44,7 @@ class MomentsDraft(ChangedDraft[Coded]):
         ref: MomentsReference | None,
         choose: Callable[[str, Tensor], str],
     ) -> None:
-        super().__init__(config, state, None if ref is None else ref.digests)
+        super().__init__(config, state, None if ref is None else {**ref.digests, **_restored(state, ref)})
         self._base, self._choose = ref, choose
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
@@ -45,6 +55,8 @@ class MomentsDraft(ChangedDraft[Coded]):
         return streams, reference
 
     def _encode(self, tensor: Tensor, name: str) -> Coded:
+        if self._base is not None and name not in self._changed and name in self._base.coded:
+            return self._base.coded[name]
         return encoded(tensor, self._choose(name, tensor))
 
     def _decode(self, coded: Coded, spec: TensorSpec) -> Tensor:
@@ -68,3 +80,20 @@ class MomentsDraft(ChangedDraft[Coded]):
             if kept is not None:
                 held[name] = kept
         return MomentsReference(self._specs, {}, self._digests, held)
+
+
+def _restored(state: Mapping[str, Tensor], ref: MomentsReference) -> dict[str, bytes]:
+    """Digests of signs that are still what was restored: coded again, they would lose something again."""
+    signs = {name: coded for name, coded in ref.coded.items() if coded.letter == TERNARY and name in state}
+    still = {
+        name: decoded(coded, ref.specs[name])
+        for name, coded in signs.items()
+        if ref.specs.get(name) == TensorSpec.of(state[name]) and _may_be(state[name], coded)
+    }
+    return digests_of(still)
+
+
+def _may_be(tensor: Tensor, coded: Coded) -> bool:
+    """Whether a tensor's first elements are zero where its codes are; training leaves hardly any zero."""
+    first = flatten(tensor.detach())[:GLANCE].cpu()
+    return bool(np.array_equal((first == 0).numpy(), coded.codes[:GLANCE] == NAUGHT))
