@@ -7,13 +7,22 @@ then compiled anew in each process, which is said once.  ``NUMBA_CACHE_DIR`` nam
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 __all__ = ["kernel"]
+
+# A process forked while another thread compiles would find Numba's lock taken for ever: a fork waits for it.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from dynaquant_core.errors import ConfigError
 
-__all__ = ["MAX_THREADS", "Turn", "map_threads", "slices", "thread_count"]
+__all__ = ["MAX_THREADS", "in_background", "map_threads", "slices", "thread_count", "turn"]
 
 #: More threads than this only fight for memory bandwidth.
 MAX_THREADS = 16
@@ -67,39 +66,31 @@ class _Pool:
 _pool = _Pool()
 
 
-class Turn:
-    """One thread at a time; the one whose turn it is may take it again.
+def turn() -> threading.RLock:
+    """A lock for one thread at a time; the one whose turn it is may take it again.
 
     A forked child finds it free: a thread that has it in the parent does not exist there.
 
     Example:
-        >>> turn = Turn()
-        >>> with turn, turn:
+        >>> mine = turn()
+        >>> with mine, mine:
         ...     pass
     """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        _turns.add(self)
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.lock.release()
+    # With no class around it: in Python code a signal could raise after it is taken and before `with`.
+    lock = threading.RLock()
+    _turns.add(lock)
+    return lock
 
 
-_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+_turns: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 
 
 def _begin_in_child() -> None:
     """A forked child has none of the pool's threads, and locks perhaps in a locked state."""
     global _pool  # noqa: PLW0603 - the one process-wide pool
     _pool = _Pool()
-    for turn in _turns:
-        turn.lock = threading.RLock()
+    for lock in _turns:
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as Python's own modules do
 
 
 os.register_at_fork(after_in_child=_begin_in_child)
@@ -124,6 +115,20 @@ def thread_count() -> int:
             f"DYNAQUANT_THREADS must be a positive whole number, found {text!r}; unset it to use all cores."
         )
     return min(int(text), MAX_THREADS)
+
+
+def in_background(job: Callable[[], object], name: str) -> None:
+    """Runs a job on a thread of its own, which is no daemon: a program that ends waits for it.
+
+    What is asked for once the main thread has ended (`atexit`) runs on the calling one: nobody would wait.
+
+    Raises:
+        RuntimeError: the system gives no thread.
+    """
+    if not threading.main_thread().is_alive():
+        job()
+        return
+    threading.Thread(target=job, name=name, daemon=False).start()
 
 
 def map_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -166,11 +171,14 @@ class _Crew(Generic[T, R]):
 
     def run(self, executor: ThreadPoolExecutor, helpers: int) -> list[R]:
         futures = self.called(executor, helpers)
-        with _pool.working():
-            self.take()
-        for future in futures:
-            if not future.cancel():  # one that has not begun has nothing left to do
-                future.result()
+        try:
+            with _pool.working():
+                self.take()
+            self.join(futures)
+        except BaseException as error:  # Ctrl-C while waiting
+            self.errors.setdefault(len(self.work), error)  # nobody takes another item
+            self.join(futures)
+            raise
         if self.errors:
             raise self.errors[min(self.errors)]
         done = [self.results[index] for index in range(len(self.work))]
@@ -178,6 +186,12 @@ class _Crew(Generic[T, R]):
         self.work, self.results = [], {}
         del self.function
         return done
+
+    def join(self, futures: Iterable[Future[None]]) -> None:
+        """Waits for the helpers."""
+        for future in futures:
+            if not future.cancel():  # one that has not begun has nothing left to do
+                future.result()
 
     def called(self, executor: ThreadPoolExecutor, helpers: int) -> list[Future[None]]:
         """The helpers that came; none where no thread can start, or at the interpreter's exit.

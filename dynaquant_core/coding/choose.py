@@ -15,7 +15,6 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from dynaquant_core.coding.codec import Array
 from dynaquant_core.coding.counts import is_symbols, joint_counts
 from dynaquant_core.coding.plain import equal_bits
 from dynaquant_core.coding.registry import codec_by_name, counted_codec
+from dynaquant_core.lazy import lazy
 
 __all__ = ["SYMBOL_CODECS", "VALUE_CODECS", "encode_smallest"]
 
@@ -96,7 +96,7 @@ class _Race:
         self.values, self.context = values, context
         self._payloads: dict[str, bytes] = {}
 
-    @cached_property
+    @lazy
     def _joint(self) -> Counts:
         return joint_counts(self.values, self.context if _conditions(self.context) else None)
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dynaquant_core.errors import SaveError
+from dynaquant_core.threads import in_background
 
 __all__ = ["Line"]
 
@@ -42,15 +43,29 @@ class Line:
             return not self._running and self._error is None
 
     def put(self, what: str, job: Callable[[], object]) -> None:
-        """Adds a job and returns; ``what`` says in the log what was dropped."""
+        """Adds a job and returns; ``what`` says in the log what was dropped.
+
+        Raises:
+            SaveError: the system gives no thread; the job is dropped.
+        """
         with self._guard:
             if self._error is not None:
                 self._drop(what)
                 return
             self._waiting.append((what, job))
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._work, name="dynaquant-save", daemon=False).start()
+            if self._running:
+                return
+            self._running = True
+        try:
+            in_background(self._work, "dynaquant-save")
+        except RuntimeError as error:
+            with self._guard:
+                self._running = False
+                self._waiting.clear()
+            raise SaveError(
+                f"{what} was not done, as no thread could be started for it ({error}); raise the limit on "
+                "processes and threads."
+            ) from error
 
     def join(self) -> None:
         """Waits until nothing runs or waits; failures stay to be told."""

@@ -12,7 +12,6 @@ code: those whose draw is near an end.  `contexts` says it to a coder.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.errors import StateMismatchError
+from dynaquant_core.lazy import lazy
 from dynaquant_core.quantize import cpu_path, seam, torch_path
 from dynaquant_core.quantize.buckets import Buckets
 from dynaquant_core.quantize.codebook import FIRST_CENTRE, checked
@@ -79,7 +79,7 @@ class Levels:
             values, codes = np.repeat(values, 2), np.repeat(codes, 2)
         return cls(seam.as_dtype(values, dtype).to(torch.float32).numpy(), codes)
 
-    @cached_property
+    @lazy
     def gaps(self) -> Floats:
         """float32[l - 1], from each level to the next."""
         return np.diff(self.values)

@@ -26,7 +26,7 @@ from dynaquant_core.store.meta import LIMIT, Meta
 from dynaquant_core.store.names import is_ours, parse_name
 from dynaquant_core.store.retention import current
 from dynaquant_core.store.summary import summarise
-from dynaquant_core.threads import Turn
+from dynaquant_core.threads import turn
 
 __all__ = ["READ_ERRORS", "Catalogue", "Entry", "Scan"]
 
@@ -131,7 +131,7 @@ class Catalogue:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, tuple[tuple[int, int, int], Entry]] = {}
-        self._guard = Turn()
+        self._guard = turn()
 
     def scan(self) -> Scan:
         """What is there now.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from dynaquant_core.errors import StoreLockedError
 from dynaquant_core.store.disk import guarded
 from dynaquant_core.store.names import LOCK_FILE
+from dynaquant_core.threads import turn
 
 __all__ = ["WriterLock"]
 
@@ -40,7 +40,7 @@ class _Held:
 
 #: (device, inode) of each lock file that this process holds.
 _TABLE: dict[tuple[int, int], _Held] = {}
-_TABLE_GUARD = threading.RLock()  # re-entrant: a collected lock's finalizer may run inside a guarded block
+_TABLE_GUARD = turn()  # may be taken again: a collected lock's finalizer may run inside a guarded block
 
 
 class WriterLock:

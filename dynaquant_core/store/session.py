@@ -23,7 +23,7 @@ from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.saving import Sealed
 from dynaquant_core.store.super_step import SuperSteps
 from dynaquant_core.store.writer import Writer
-from dynaquant_core.threads import Turn
+from dynaquant_core.threads import turn
 
 __all__ = ["Session"]
 
@@ -66,7 +66,7 @@ class Session:
         self._max_chain = max_chain
         self._branch = Branch(max_chain)
         self._lock = WriterLock(folder)
-        self._guard = Turn()
+        self._guard = turn()
         self._base: Base | None = None
         self._restored = False  # read from the store since the lock was last asked for
         self._known = False  # the folder was empty, or was read from: its checkpoints are this run's

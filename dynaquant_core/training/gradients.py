@@ -8,12 +8,14 @@ accumulated, reduced, unscaled and clipped, and a step that a scaler skips is no
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from dynaquant_core.training.pinned import PinnedCopies, local_shard
 
@@ -70,7 +72,9 @@ class GradientCollector:
         self._averages: dict[str, Tensor] = {}
         self._recording = False
         self._pinned: dict[Optimizer, PinnedCopies] = {}
-        self._handles = [optimizer.register_step_post_hook(self._after_step) for optimizer in optimizers]
+        handles = [optimizer.register_step_post_hook(_telling(weakref.ref(self))) for optimizer in optimizers]
+        self._unhook = weakref.finalize(self, _remove, handles)
+        self._unhook.atexit = False
 
     @property
     def recording(self) -> bool:
@@ -108,11 +112,10 @@ class GradientCollector:
         """Takes the hooks off the optimizers and frees everything."""
         self.stop()
         self._pinned.clear()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._unhook()
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - torch's
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Records the gradients that an optimizer has just stepped with, in a window."""
         if not self._recording or (self.spare and _averages_itself(optimizer)):
             return
         started = time.perf_counter()
@@ -155,6 +158,22 @@ class GradientCollector:
                 self._averages[name].lerp_(fresh, BETA)
             else:
                 self._averages[name] = fresh.clone(memory_format=torch.contiguous_format)
+
+
+def _telling(collector: weakref.ref[GradientCollector]) -> Callable[..., None]:
+    """A hook that keeps nothing alive: who is given up without `close` would go on recording for ever."""
+
+    def tell(optimizer: Optimizer, *_: Any) -> None:
+        held = collector()
+        if held is not None:
+            held.after_step(optimizer)
+
+    return tell
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def moment_averages(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from dynaquant_core.errors import SaveError
+from dynaquant_core.threads import in_background
 
 __all__ = ["Worker"]
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+#: Seconds in which a thread that the system has started has begun.
+AMPLE = 5.0
 
 
 class Worker(Generic[Result]):
@@ -30,7 +36,8 @@ class Worker(Generic[Result]):
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._running: threading.Event | None = None  # set when it ends
         self._result: Result | None = None
         self._fresh_error: BaseException | None = None
         self._first_error: BaseException | None = None
@@ -38,7 +45,8 @@ class Worker(Generic[Result]):
     @property
     def busy(self) -> bool:
         """Whether a job is running."""
-        return self._thread is not None and self._thread.is_alive()
+        mine = self._process == os.getpid()  # a forked child has no such thread
+        return mine and self._running is not None and not self._running.is_set()
 
     @property
     def result(self) -> Result | None:
@@ -53,15 +61,20 @@ class Worker(Generic[Result]):
                 is not started.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(job,), name="dynaquant-save", daemon=False)
+        begun, ended = threading.Event(), threading.Event()
+        self._process, self._running = os.getpid(), ended
         try:
-            self._thread.start()
+            in_background(partial(self._run, job, begun, ended), "dynaquant-save")
         except RuntimeError as error:
-            self._thread = None  # there is nothing to wait for
+            ended.set()  # there is nothing to wait for
             raise SaveError(
                 f"the checkpoint was not written, as no thread could be started for it ({error}); "
                 "raise the limit on processes and threads, or save again when fewer are running."
             ) from error
+        except BaseException:  # Ctrl-C, before the thread began or after
+            if not begun.wait(AMPLE):
+                ended.set()
+            raise
 
     def wait(self) -> Result | None:
         """Waits for the running job and returns the last good result (None before the first).
@@ -69,7 +82,7 @@ class Worker(Generic[Result]):
         Raises:
             SaveError: a job failed since the last call; chained to its cause.
         """
-        self._join()
+        self._await()
         self.check()
         return self._result
 
@@ -85,24 +98,27 @@ class Worker(Generic[Result]):
         Raises:
             SaveError: any job failed since the start, told before or not; chained to the first cause.
         """
-        self._join()
+        self._await()
         self._fresh_error = None
         error, self._first_error = self._first_error, None
         if error is not None:
             raise SaveError(_message(error)) from error
 
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def _await(self) -> None:
+        """An event, as `Thread.join` forgets its thread where a signal raises in it."""
+        if self.busy and self._running is not None:
+            self._running.wait()
 
-    def _run(self, job: Callable[[], Result]) -> None:
+    def _run(self, job: Callable[[], Result], begun: threading.Event, ended: threading.Event) -> None:
+        begun.set()
         try:
             self._result = job()
         except BaseException as error:  # noqa: BLE001 - carried to the calling thread, never dropped
             logger.error("a save in the background failed: %s", error)
             self._fresh_error = error
             self._first_error = self._first_error or error
+        finally:
+            ended.set()
 
 
 def _message(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from numba.core.compiler_lock import global_compiler_lock
 
 import dynaquant_core as dq
 
@@ -18,9 +19,10 @@ import dynaquant_core as dq
 
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
 checkpoints = dq.Checkpointer(sys.argv[1], model, every=1)
-if sys.argv[2] == "atexit":
+if sys.argv[2].startswith("atexit"):
     import atexit
-    atexit.register(checkpoints.close)  # runs last
+    if sys.argv[2] == "atexit":
+        atexit.register(checkpoints.close)  # runs last
     atexit.register(checkpoints.save)
 else:
     checkpoints.restore()
@@ -31,7 +33,9 @@ if sys.argv[2] == "raises":
 """
 
 
-@pytest.mark.parametrize(("end", "status"), [("falls off", 0), ("raises", 3), ("atexit", 0)])
+@pytest.mark.parametrize(
+    ("end", "status"), [("falls off", 0), ("raises", 3), ("atexit", 0), ("atexit, not closed", 0)]
+)
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_the_last_checkpoint_is_there(tmp_path, end, status, threads):
     """Python shuts its thread pools before it waits for the thread that still encodes."""
@@ -41,7 +45,7 @@ def test_the_last_checkpoint_is_there(tmp_path, end, status, threads):
     assert done.returncode == status, done.stderr
     assert "Error" not in done.stderr
     store = dq.CheckpointStore(tmp_path / "store")
-    assert store.steps() == ([0] if end == "atexit" else [1, 2])
+    assert store.steps() == ([0] if end.startswith("atexit") else [1, 2])
     assert store.verify(deep=True) == []
 
 
@@ -101,3 +105,24 @@ def test_a_child_that_is_forked_during_a_write_is_refused_and_does_not_hang(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Error" in done.stdout
     assert dq.CheckpointStore(tmp_path / "store").verify(deep=True) == []
+
+
+def test_a_fork_waits_for_what_is_being_compiled():
+    """A child that finds Numba's lock taken, by a thread that it does not have, would wait for ever."""
+    began, done = threading.Event(), []
+
+    def compile_slowly():
+        with global_compiler_lock:
+            began.set()
+            time.sleep(0.3)
+            done.append("compiled")
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    began.wait()
+    child = os.fork()
+    if child == 0:
+        taken = global_compiler_lock._lock.acquire(timeout=5)
+        os._exit(0 if taken and done else 1)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -114,7 +114,7 @@ def test_a_failure_in_the_background_surfaces_at_the_next_call_and_at_close(tmp_
     model, optimizer = build()
     checkpoints = dq.Checkpointer(tmp_path, model, optimizer, every=2, keep_within=100)
     checkpoints.save()
-    checkpoints._worker._join()
+    checkpoints._worker._await()
     with pytest.raises(dq.SaveError) as caught:
         train(model, optimizer, checkpoints, 1)
     assert isinstance(caught.value.__cause__, dq.BudgetError)

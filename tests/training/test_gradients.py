@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -201,3 +203,15 @@ def test_a_table_that_is_resized_begins_a_new_average():
     model(torch.full((1, 4), 2.0)).sum().backward()
     optimizer.step()
     assert torch.equal(collector.averages()["weight"], torch.full((5, 4), 2.0))
+
+
+def test_a_collector_that_was_given_up_is_forgotten():
+    """It would go on copying every gradient of a long training."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    collector = GradientCollector([optimizer], parameter_names({"": model}))
+    collector.start()
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    del collector
+    gc.collect()
+    assert not optimizer._optimizer_step_post_hooks

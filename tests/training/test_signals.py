@@ -1,11 +1,15 @@
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
+from torch import nn
 
+import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.training.signals import SignalFlag
 
@@ -119,3 +123,36 @@ assert flag.take() == "SIGTERM"
 
 def test_forked_children_can_be_terminated():
     subprocess.run([sys.executable, "-c", CHILDREN], check=True, timeout=120)
+
+
+def test_a_checkpointer_that_was_given_up_leaves_signals_alone(tmp_path):
+    """Nobody would answer: a process must end when it is asked to."""
+    before = signal.getsignal(signal.SIGTERM)
+    checkpoints = dq.Checkpointer(tmp_path / "store", nn.Linear(8, 2), save_on=("SIGTERM",))
+    assert signal.getsignal(signal.SIGTERM) is not before
+    del checkpoints
+    gc.collect()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_after_the_last_step_is_answered_at_the_end(tmp_path, caplog):
+    model = nn.Linear(8, 2)
+    with dq.Checkpointer(tmp_path / "store", model, every=100, save_on=("SIGUSR1",)) as checkpoints:
+        checkpoints.step()
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert checkpoints.requested_by == "SIGUSR1"
+    assert checkpoints.store.steps() == [1]
+    other = dq.Checkpointer(tmp_path / "other", model, every=100, save_on=("SIGUSR1",))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    other.close()
+    assert "nothing was saved for it" in caplog.text
+    assert other.store.steps() == []
+
+
+def test_a_signal_before_an_error_of_the_loop_saves_nothing(tmp_path):
+    """Weights may be half stepped there."""
+    checkpoints = dq.Checkpointer(tmp_path / "store", nn.Linear(8, 2), save_on=("SIGUSR1",))
+    with suppress(ZeroDivisionError), checkpoints:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise ZeroDivisionError
+    assert checkpoints.store.steps() == []

@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 import threading
@@ -106,3 +107,37 @@ def test_a_thread_that_cannot_start_is_an_error_and_the_next_one_starts():
     worker.submit(lambda: "written")
     assert worker.wait() == "written"
     worker.close()
+
+
+def interrupting(seconds, call):
+    """Calls something that a signal interrupts after a while, as Ctrl-C would."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("call", [Worker.wait, Worker.close, lambda worker: worker.submit(fail)])
+def test_an_interrupt_while_waiting_loses_no_write(call):
+    """Its thread is still known: the next call waits for it, and its failure is told."""
+    worker, gate = Worker(), threading.Event()
+
+    def slow():
+        gate.wait()
+        fail()
+
+    worker.submit(slow)
+    interrupting(0.05, lambda: call(worker))
+    assert worker.busy
+    threading.Timer(0.05, gate.set).start()
+    with pytest.raises(SaveError, match="disk full"):
+        worker.wait()
+    assert not worker.busy

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dynaquant_core.lazy import lazy
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
@@ -63,7 +63,7 @@ class Forward:
         self.known: dict[int, Known] = {}
         self.counts: Counter[str] = Counter()
 
-    @cached_property
+    @lazy
     def names(self) -> dict[nn.Module, str]:
         """The model's modules by name."""
         return {module: name for name, module in self.model.named_modules()}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dynaquant_core.lazy import lazy
 from dynaquant_core.quantize.kmeans.exact import Solutions
 
 __all__ = ["SurvivorCounts"]
@@ -32,7 +32,7 @@ class SurvivorCounts:
     energy: float
     pruned_energy: float
 
-    @cached_property
+    @lazy
     def fits(self) -> dict[float, Solutions]:
         """Exact K-means solutions made so far, by sigma; one solution holds every smaller number of bins."""
         return {}

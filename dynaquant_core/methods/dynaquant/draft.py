@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.config import Config, DynaQuantOptions
+from dynaquant_core.lazy import lazy
 from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.dynaquant.book import Book
 from dynaquant_core.methods.dynaquant.dithered import by_place, drawn_contexts, levels_of
@@ -84,7 +84,7 @@ class CodesDraft:
         self._coded: dict[str, Coded] = {}
         self._room = CodeRoom(self.specs)
 
-    @cached_property
+    @lazy
     def size(self) -> int:
         """Bytes of all streams, from counts (within 2%): of codes where they exist, else of sketches."""
         own = sum(4 * book.centres.size for book in self.books.values() if book.source == "own")

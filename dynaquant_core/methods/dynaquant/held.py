@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
@@ -14,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.lazy import lazy
 from dynaquant_core.methods.base import Reference
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.codebook import table
@@ -101,7 +101,7 @@ class Held:
         if isinstance(newest, Held):
             self.restored, self.epoch = newest.restored, newest.epoch
 
-    @cached_property
+    @lazy
     def digest(self) -> int:
         """32 bits that stand for all that is held: the same for every reader of a checkpoint."""
         digest = xxhash.xxh3_64()

@@ -10,7 +10,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.config import Config, DynaQuantOptions
+from dynaquant_core.lazy import lazy
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.held import Held
@@ -88,7 +88,7 @@ class Survey:
             return LogBuckets(signed=signed)
         return BitBuckets(self.options.mantissa_bits, signed=signed)
 
-    @cached_property
+    @lazy
     def signed(self) -> dict[str, Sketch]:
         """Signed sketch of every tensor."""
         buckets = self.buckets(signed=True)
@@ -99,7 +99,7 @@ class Survey:
         """Magnitude sketch of every tensor, folded from the signed one (cheap to make, large to keep)."""
         return {name: sketch.magnitude() for name, sketch in self.signed.items()}
 
-    @cached_property
+    @lazy
     def sensitivities(self) -> dict[str, tuple[Sketch, NDArray[np.float64]]]:
         """Sketch of |g w| and the energy (sum of w^2) in each of its buckets, where a gradient is known."""
         buckets = self.buckets(signed=False)
