@@ -14,7 +14,7 @@ import torch
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
 from dynaquant_core.format import MAGIC
 
-__all__ = ["is_safetensors", "read_native", "step_of"]
+__all__ = ["is_safetensors", "read_native", "step_of", "whole_number"]
 
 #: How the writers of training states call the step; the first one found is taken.
 STEP_KEYS = ("step", "global_step", "iteration", "iter", "steps")
@@ -62,10 +62,24 @@ def step_of(state: Any) -> int:
     """The step a native state names itself; 0 where it names none."""
     if isinstance(state, dict):
         for key in STEP_KEYS:
-            value = state.get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            value = whole_number(state.get(key))
+            if value is not None and value >= 0:
                 return value
     return 0
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any kind, as in a tensor; None for anything else.
+
+    Example:
+        >>> whole_number(torch.tensor(3)), whole_number(4.0), whole_number(True), whole_number("5")
+        (3, 4, None, None)
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        value = value.item() if np.prod(value.shape) == 1 else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
 def _refuse_own(path: Path) -> None:

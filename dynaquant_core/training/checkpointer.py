@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.disk import warn_of_unwritable
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
-from dynaquant_core.threads import Turn
+from dynaquant_core.threads import turn
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
@@ -145,7 +146,7 @@ class Checkpointer:
         self._chooser = Chooser(promise, manager_for(self.store.method))
         self._window, self._raises = window, on_error == "raise"
         self._process = os.getpid()
-        self._turn = Turn()  # a save from another thread would take candidates for the weights
+        self._turn = turn()  # a save from another thread would take candidates for the weights
         self._completed = 0
         self._closed = self._misfit = False
         self._requested_by: str | None = None
@@ -153,6 +154,8 @@ class Checkpointer:
         if not self._enabled:
             logger.warning("%s is set: nothing is saved to %s", DISABLE, self.store.path)
         self._signals = SignalFlag(save_on if self._enabled else ())
+        self._deaf = weakref.finalize(self, self._signals.close)  # nobody would answer a signal any more
+        self._deaf.atexit = False
         watched = self._subject.optimizers.values() if self._enabled else ()
         self._collector = GradientCollector(
             watched, parameter_names(self._subject.models), spare=spares_gradients(self.store.method)
@@ -177,20 +180,28 @@ class Checkpointer:
         """The signal of ``save_on`` that was last answered with a save; None where none came."""
         return self._requested_by
 
-    def restore(self, step: int | None = None) -> int:
+    def restore(self, step: int | None = None, *, fresh: str | Iterable[str] = ()) -> int:
         """Puts model, optimizer, scheduler, scaler, extra and random streams back.
+
+        What the checkpoint holds and the run does not have is left out, with a line in the log.
 
         Args:
             step: None: the newest whole checkpoint; where one is damaged, the one before is taken and the log
                 says so.  A number: that checkpoint, or an error.
+            fresh: parts that are new to the run and begin as they are where the checkpoint has none, with a
+                line in the log: "scheduler", "scaler", "extra.NAME", and "scheduler.NAME" of several.  With
+                a scheduler the learning rates that it has set stay.  What the checkpoint has is restored.
 
         Returns:
             Completed optimizer steps at the checkpoint; 0, and nothing touched, where the folder is missing
             or empty.
 
         Raises:
+            ConfigError: ``fresh`` names what is no part of the run; lists those that are.
             CheckpointNotFoundError: ``step`` is not in the store.
-            StateMismatchError: the checkpoint does not fit; names the tensors; nothing was touched.
+            StateMismatchError: the checkpoint does not fit, or lacks a part that is not in ``fresh``; names
+                the tensors, or the part; nothing was touched, unless the message says that an object of the
+                run refused its state only when others had theirs.
             EmptyStoreError: there are checkpoints and none is whole.
             NotAStoreError: the folder holds something else.
             CorruptFileError: the checkpoint of ``step`` is damaged.
@@ -198,7 +209,7 @@ class Checkpointer:
         self._require_open()
         with self._turn:
             self.wait()
-            return self._restored(step)
+            return self._restored(step, fresh)
 
     def step(self) -> None:
         """Tells that one optimizer step is complete; saves if one is due, or was asked for by a signal.
@@ -216,13 +227,8 @@ class Checkpointer:
             self._schedule.advance(self._completed)
             with told(raises=self._raises):
                 self._worker.check()
-            asked = self._signals.take()
-            if asked is not None or self._schedule.due():
+            if not self._answer() and self._schedule.due():
                 self.save()
-            if asked is not None:
-                self.wait()
-                self._requested_by = asked
-                logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
             self._look_ahead()
 
     def save(self, *, threshold: float | None = None) -> None:
@@ -278,12 +284,15 @@ class Checkpointer:
             return
         with self._turn:
             self._closed = True
+            asked = self._signals.take()
+            if asked is not None:
+                logger.warning("%s came after the last optimizer step: nothing was saved for it", asked)
             try:
                 with told(raises=self._raises):
                     self._worker.close()
             finally:
                 self._collector.close()
-                self._signals.close()
+                self._deaf()
                 self.store.close()
 
     def __enter__(self) -> Self:
@@ -294,11 +303,26 @@ class Checkpointer:
     ) -> None:
         if kind is not None:  # the loop's own error is the one to see; a failed save goes to the log
             self._raises = False
-        self.close()
-
-    def _restored(self, step: int | None) -> int:
         try:
-            resumed = resume(self.store, self._subject, step)
+            if kind is None and self._process == os.getpid():
+                self._answer()
+        finally:
+            self.close()
+
+    def _answer(self) -> bool:
+        """Saves if a signal has asked for it, and waits for the commit; whether one has."""
+        asked = self._signals.take()
+        if asked is None:
+            return False
+        self.save()
+        self.wait()
+        self._requested_by = asked
+        logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
+        return True
+
+    def _restored(self, step: int | None, fresh: str | Iterable[str]) -> int:
+        try:
+            resumed = resume(self.store, self._subject, step, fresh)
         except StateMismatchError:
             self._misfit = True  # it was loaded, which alone would give the right to write here
             raise

@@ -14,15 +14,22 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.state.roles import MOMENTS
+from dynaquant_core.state.roles import MOMENT_KINDS
 from dynaquant_core.state.strides import like_strides
+from dynaquant_core.training.kinds import SCHEDULED, listed, require_entries, require_same_settings
 
-__all__ = ["by_name", "by_number"]
+__all__ = ["by_name", "by_number", "scheduled_as_now"]
 
 Names = Mapping[Tensor, tuple[str, ...]]
 
-#: What torch's schedulers note in an optimizer's groups.
-SCHEDULED = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
+#: Entries of a parameter's state that hold one number for each of its elements.
+ELEMENTWISE = {name for name, kind in MOMENT_KINDS.items() if kind != "factor"} | {"ax", "prev", "step_size"}
+
+#: Groups of which an error says how many parameters they have.
+SHOWN = 8
+
+#: What a scheduler that cycles momentum writes beside learning rates, one or the other by the optimizer.
+CYCLED = frozenset({"momentum", "betas"})
 
 
 def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
@@ -58,29 +65,35 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
 def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, where: str) -> dict[str, Any]:
     """A stored state as this optimizer's ``load_state_dict`` takes it.
 
-    Within a group parameters may stand in another order than when they were saved.
+    Within a group parameters may stand in another order than when they were saved.  A native state, whose
+    parameters are numbers, is taken as torch takes it: group by group, in the order of the parameters.
 
     Args:
-        stored: what `by_name` gave.
+        stored: what `by_name` gave, or an optimizer's own ``state_dict``.
         optimizer: the one to load into.
         names: as in `by_name`.
         where: name of the optimizer in errors.
 
     Raises:
-        StateMismatchError: it is another kind of optimizer's, or of several, the groups hold other
-            parameters, or a state's shape is not its parameter's; nothing was changed.
+        StateMismatchError: it is another kind of optimizer's, or of several, or no whole state, the groups
+            hold other parameters, or a state's shape is not its parameter's; nothing was changed.
     """
-    if not _is_numbered(optimizer.state_dict(), optimizer):
+    if isinstance(stored, Mapping) and not _is_numbered(optimizer.state_dict(), optimizer):
         return dict(stored)
     keys = _keys(optimizer, names)
     groups = optimizer.state_dict()["param_groups"]
-    _require_same_kind(stored, groups, where)
+    require_same_settings(stored, groups, where)
     live = [[keys[number] for number in group["params"]] for group in groups]
     saved = [list(group["params"]) for group in stored["param_groups"]]
-    _require_same_groups(saved, live, where)
-    numbers = {key: number for number, key in enumerate(keys)}
+    by_place = _is_native(saved) and not _is_native(live)
+    if by_place:
+        _require_same_lengths(saved, live, where)
+    else:
+        _require_same_groups(saved, live, where)
+    numbers = {key: number for number, key in enumerate(range(len(keys)) if by_place else keys)}
     parameters = _parameters(optimizer)
-    _require_same_shapes(stored["state"], parameters, numbers, where)
+    require_entries(stored["state"], optimizer, where)
+    _require_same_shapes(stored["state"], parameters, numbers, where, any_rank=by_place)
     return {
         **stored,
         "state": {
@@ -91,6 +104,29 @@ def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, whe
             for group, own in zip(stored["param_groups"], groups, strict=True)
         ],
     }
+
+
+def scheduled_as_now(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A state to load with the optimizer's present learning rates, and what else a scheduler has written.
+
+    For a scheduler that begins anew: it goes on from what it has set when it was made.
+
+    Args:
+        state: what `by_number` gave.
+        optimizer: the one that will load it.
+    """
+    groups, own = state.get("param_groups"), optimizer.param_groups
+    if not isinstance(groups, list) or len(groups) != len(own):  # an optimizer with a state of its own form
+        return dict(state)
+    return {
+        **state,
+        "param_groups": [{**group, **_scheduled(now)} for group, now in zip(groups, own, strict=True)],
+    }
+
+
+def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
+    written = {"lr"} | SCHEDULED | (CYCLED if "max_momentum" in group else frozenset())
+    return {setting: value for setting, value in group.items() if setting in written}
 
 
 def _beside(parameter: Tensor, entries: Any) -> Any:
@@ -123,23 +159,19 @@ def _is_numbered(state: Mapping[str, Any], optimizer: Optimizer) -> bool:
     return numbers == list(range(len(_parameters(optimizer)))) and set(state["state"]) <= set(numbers)
 
 
-def _require_same_kind(stored: Any, groups: list[dict[str, Any]], where: str) -> None:
-    """Refuses what is no optimizer's state, and settings of which either side lacks some of the other's.
+def _is_native(groups: list[list[Any]]) -> bool:
+    """Whether parameters are numbered through all groups."""
+    keys = [key for group in groups for key in group]
+    return keys == list(range(len(keys)))
 
-    Only one side may have more: another version of torch adds settings, and a scheduler notes its own.
-    """
-    if not isinstance(stored, Mapping) or not {"state", "param_groups"} <= set(stored):
+
+def _require_same_lengths(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:
+    was, now = [len(group) for group in saved], [len(group) for group in live]
+    if was != now:
         raise StateMismatchError(
-            f"{where}: the checkpoint holds no state of a single optimizer there; give as many optimizers, "
-            f"under the same names, as when it was saved. Nothing was restored."
+            f"{where}: the checkpoint's groups have {_counts(was)} parameters, which are numbered, and "
+            f"those here {_counts(now)}; build it as it was built then. Nothing was restored."
         )
-    for was, now in zip(stored["param_groups"], groups, strict=False):
-        gone, new = set(was) - set(now) - SCHEDULED, set(now) - set(was) - SCHEDULED
-        if gone and new:
-            raise StateMismatchError(
-                f"{where} has the settings {_listed(new)} and the checkpoint {_listed(gone)} instead: it was "
-                f"saved with another kind of optimizer; build that one. Nothing was restored."
-            )
 
 
 def _require_same_groups(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:
@@ -152,28 +184,39 @@ def _require_same_groups(saved: list[list[Any]], live: list[list[Any]], where: s
         gone, new = set(was) - set(now), set(now) - set(was)
         if gone or new or len(was) != len(now):
             raise StateMismatchError(
-                f"{where}, group {number}: parameters {_listed(new)} are not in the checkpoint's group, and "
-                f"its {_listed(gone)} are not here; build it as it was built then. Nothing was restored."
+                f"{where}, group {number}: parameters {listed(new)} are not in the checkpoint's group, and "
+                f"its {listed(gone)} are not here; build it as it was built then. Nothing was restored."
             )
 
 
 def _require_same_shapes(
-    state: Mapping[Any, Any], parameters: list[Tensor], numbers: Mapping[Any, int], where: str
+    state: Mapping[Any, Any],
+    parameters: list[Tensor],
+    numbers: Mapping[Any, int],
+    where: str,
+    *,
+    any_rank: bool,
 ) -> None:
-    """Moments of the parameter's own rank must have its shape; factored ones and counters have their own."""
+    """Moments of the parameter's own rank must have its shape; factored ones and counters have their own.
+
+    With ``any_rank`` those of other ranks too: where only the place tells whose they are.
+    """
     for key, entries in state.items():
         if key not in numbers:
-            raise StateMismatchError(f"{where}: the checkpoint's state of {key!r} has no parameter here.")
+            raise StateMismatchError(
+                f"{where}: the checkpoint's state of {key!r} has no parameter here; build it as it was built "
+                f"then. Nothing was restored."
+            )
         shape = parameters[numbers[key]].shape
         for name, value in entries.items() if isinstance(entries, Mapping) else ():
-            full_rank = isinstance(value, Tensor) and value.dim() == len(shape) > 0
-            if full_rank and name in MOMENTS and value.shape != shape:
+            if name not in ELEMENTWISE or not isinstance(value, Tensor):
+                continue
+            if value.shape != shape and (any_rank or value.dim() == len(shape)):
                 raise StateMismatchError(
                     f"{where}: {name} of {key!r} has shape {tuple(value.shape)} in the checkpoint and the "
                     f"parameter {tuple(shape)} here. Nothing was restored."
                 )
 
 
-def _listed(names: set[Any]) -> str:
-    shown = sorted(map(str, names))
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "") or "none"
+def _counts(lengths: list[int]) -> str:
+    return ", ".join(map(str, lengths[:SHOWN])) + (", ..." if len(lengths) > SHOWN else "")

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch import nn
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import model_state
+from dynaquant_core.training.fit import misfits, require_fit
+from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
-from dynaquant_core.training.optimizers import by_number
-from dynaquant_core.training.rng import put_rng_back
-from dynaquant_core.training.subject import Subject, named
+from dynaquant_core.training.optimizers import by_number, scheduled_as_now
+from dynaquant_core.training.rng import put_rng_back, require_rng
+from dynaquant_core.training.subject import Subject, full_name, named
 from dynaquant_core.training.versions import as_state_dict
 
 __all__ = ["put_back"]
 
 logger = logging.getLogger(__name__)
 
-#: Names listed in an error before the rest is only counted.
-SHOWN = 8
+#: What a checkpoint holds beside the states of a run's objects.
+BESIDE = frozenset({"step", "versions", "rng"})
 
 
-def put_back(subject: Subject, tree: Mapping[str, Any]) -> None:
+def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] = ()) -> None:
     """Puts what `capture` took back into model, optimizer, scheduler, scaler, extra and random streams.
 
     What the checkpoint holds and the run does not have is left out, with a line in the log.
@@ -36,22 +38,30 @@ def put_back(subject: Subject, tree: Mapping[str, Any]) -> None:
     Args:
         subject: the run to restore.
         tree: the loaded state; its tensors become the optimizer's own, so they must be used nowhere else.
+        fresh: names (`full_name`) of schedulers, scaler and extra that stay as they are if the checkpoint
+            has none, with a line in the log.  Where a scheduler stays, so do the learning rates it has set.
 
     Raises:
-        StateMismatchError: names, shapes or dtypes differ, or the checkpoint lacks what the run needs; names
-            the tensors; nothing was touched.  Or an object's own ``load_state_dict`` refused, which no check
-            can foresee: the message then says that the run is restored in part.
+        StateMismatchError: names, shapes, dtypes or kinds differ, or the checkpoint lacks what the run needs;
+            names the tensors; nothing was touched.  Or an object's own ``load_state_dict`` refused, which no
+            check can foresee: a scheduler's or scaler's is taken back, and nothing was restored; after
+            another's the message says that the run is restored in part.
     """
-    steps = [
-        *_models(subject, tree),
-        *_optimizers(subject, tree),
-        *_others(subject, tree),
-    ]
-    for step in steps:
-        _do(step)
+    new = [name for name in _names(subject) if not _holds(tree, *name)]
+    models = _models(subject, tree)
+    _require_allowed(new, tree, fresh)
+    optimizers = _optimizers(subject, tree, new)
+    schedules = [*_others(subject, tree, "scheduler"), *_others(subject, tree, "scaler")]
+    extra = _others(subject, tree, "extra")
+    if "rng" in tree:
+        require_rng(tree["rng"])
+    _load_or_undo(schedules)
+    for step in (*models, *optimizers, *extra):
+        _load(step)
     if "rng" in tree:
         put_rng_back(tree["rng"])
-    _say_left_out(subject, tree)
+    _say("not in the checkpoint, and begun as they are: %s", [full_name(*name) for name in new])
+    _say("in the checkpoint and not restored, for lack of an object: %s", list(_left_out(subject, tree)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +69,13 @@ class _Step:
     """One object's ``load_state_dict``, with what it will be given."""
 
     what: str
-    load: Callable[[Any], object]
+    item: Any
     state: Any
 
 
-def _do(step: _Step) -> None:
+def _load(step: _Step) -> None:
     try:
-        step.load(step.state)
+        step.item.load_state_dict(step.state)
     except Exception as error:
         raise StateMismatchError(
             f"{step.what} refused its stored state ({type(error).__name__}: {error}); the run is restored in "
@@ -73,26 +83,35 @@ def _do(step: _Step) -> None:
         ) from error
 
 
+def _load_or_undo(steps: list[_Step]) -> None:
+    """Loads all, or, where one refuses, gives each back the state that it had."""
+    before = [_Step(step.what, step.item, deepcopy(step.item.state_dict())) for step in steps]
+    last = 0
+    try:
+        for last, step in enumerate(steps):  # noqa: B007 - the one that refused, below
+            step.item.load_state_dict(step.state)
+    except Exception as error:
+        for step in before[last::-1]:
+            _load(step)
+        raise StateMismatchError(
+            f"{steps[last].what} refused its stored state ({type(error).__name__}: {error}); build it as it "
+            f"was built when the checkpoint was saved, or leave it out. Nothing was restored."
+        ) from error
+
+
 def _models(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
     stored = _parts(tree, "model", subject.models)
-    problems = [
-        problem
-        for name, model in subject.models.items()
-        for problem in _differences(f"{name}." if name else "", model_state(model), stored[name])
-    ]
-    if problems:
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise StateMismatchError(
-            f"the checkpoint does not fit the model: {'; '.join(problems[:SHOWN])}{more}. "
-            f"Build the model as it was built when the checkpoint was saved; nothing was restored."
-        )
+    found = []
+    for name, model in subject.models.items():
+        found += misfits(f"{name}." if name else "", model_state(model), stored[name])
+    require_fit("the model", found)
     versions = dict.fromkeys(subject.models)  # checkpoints from before they were stored
     if "versions" in tree:
         versions = _parts(tree, "versions", subject.models)
     steps = []
     for name, model in subject.models.items():
         state = as_state_dict(model, stored[name], versions[name])
-        steps.append(_Step(_called("model", name), model.load_state_dict, state))
+        steps.append(_Step(_called("model", name), model, state))
     return steps
 
 
@@ -100,72 +119,46 @@ def _called(part: str, name: str) -> str:
     return f"{part}[{name!r}]" if name else part
 
 
-def _differences(prefix: str, live: Mapping[str, Any], stored: Any) -> list[str]:
-    """One phrase for each tensor that is missing, unknown, or of another shape or dtype."""
-    if not isinstance(stored, Mapping):
-        return [f"{prefix or 'model'} is {type(stored).__name__} in the checkpoint"]
-    found = [f"{prefix}{name} is not in the checkpoint" for name in live if name not in stored]
-    found += [f"{prefix}{name} is not in the model" for name in stored if name not in live]
-    for name, value in live.items():
-        if name in stored and isinstance(value, Tensor):
-            found += [f"{prefix}{name} {phrase}" for phrase in _difference(value, stored[name])]
-    return found
-
-
-def _difference(live: Tensor, stored: Any) -> list[str]:
-    if live.is_meta:
-        return ["has no memory yet (meta device): materialise the model first"]
-    if is_lazy(live):
-        return ["has no shape yet (lazy module): run one forward pass first"]
-    if not isinstance(stored, Tensor):
-        return [f"is {type(stored).__name__} in the checkpoint"]
-    if (live.shape, live.dtype) == (stored.shape, stored.dtype):
-        return []
-    was, now = (f"{tuple(tensor.shape)} {_short(tensor.dtype)}" for tensor in (stored, live))
-    return [f"is {was} in the checkpoint and {now} in the model"]
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _optimizers(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
+def _optimizers(subject: Subject, tree: Mapping[str, Any], new: list[tuple[str, str]]) -> list[_Step]:
     if not subject.optimizers:
         return []
     names = parameter_names(subject.models)
     stored = _parts(tree, "optimizer", subject.optimizers)
+    begun = [item for name, item in named(subject.scheduler).items() if ("scheduler", name) in new]
     steps = []
     for name, optimizer in subject.optimizers.items():
         what = _called("optimizer", name)
         state = by_number(stored[name], optimizer, names, what)
-        steps.append(_Step(what, optimizer.load_state_dict, state))
+        unsaid = optimizer if len(stored) == 1 else None  # a wrapper need not say whose scheduler it holds
+        if any(getattr(item, "optimizer", unsaid) is optimizer for item in begun):
+            state = scheduled_as_now(state, optimizer)
+        steps.append(_Step(what, optimizer, state))
     return steps
 
 
-def _others(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
-    """Scheduler, scaler and extra; a scaler that was off when it was saved has nothing to give back.
+def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]:
+    """Those that the checkpoint holds; a scaler that was off when it was saved has nothing to give back.
 
     What has a ``check_state_dict`` is asked before anything is touched.
     """
+    objects = {name: item for name, item in subject.others[part].items() if _holds(tree, part, name)}
+    stored = _parts(tree, part, objects) if objects else {}
     steps = []
-    for part, objects in (
-        ("scheduler", named(subject.scheduler)),
-        ("scaler", named(subject.scaler)),
-        ("extra", dict(subject.extra)),
-    ):
-        stored = _parts(tree, part, objects) if objects else {}
-        for name, item in objects.items():
-            if part == "scaler" and not stored[name]:
-                continue
-            state = _like(stored[name], item)
-            _ask(_called(part, name), item, state)
-            steps.append(_Step(_called(part, name), item.load_state_dict, state))
+    for name, item in objects.items():
+        if part == "scaler" and not stored[name]:
+            continue
+        what, state = _called(part, name), _like(stored[name], item)
+        if part == "scheduler":
+            require_same_scheduler(state, item.state_dict(), what)
+        if hasattr(item, "check_state_dict"):
+            _ask(what, item, state)
+        elif isinstance(item, nn.Module):
+            require_fit(what, misfits("", item.state_dict(), state, what))
+        steps.append(_Step(what, item, state))
     return steps
 
 
 def _ask(what: str, item: Any, state: Any) -> None:
-    if not hasattr(item, "check_state_dict"):
-        return
     try:
         item.check_state_dict(state)
     except Exception as error:
@@ -174,15 +167,43 @@ def _ask(what: str, item: Any, state: Any) -> None:
         ) from error
 
 
+def _names(subject: Subject) -> list[tuple[str, str]]:
+    """Part and name of each scheduler, scaler and extra."""
+    return [(part, name) for part, objects in subject.others.items() for name in objects]
+
+
+def _holds(tree: Mapping[str, Any], part: str, name: str) -> bool:
+    return part in tree and (not name or (isinstance(tree[part], Mapping) and name in tree[part]))
+
+
+def _require_allowed(new: list[tuple[str, str]], tree: Mapping[str, Any], fresh: Collection[str]) -> None:
+    """Refuses a part that the checkpoint lacks and that nobody has said to be new."""
+    lacking = [full_name(*name) for name in new]
+    refused = [name for name in lacking if name not in fresh]
+    if refused:
+        call = ", ".join(json.dumps(name, ensure_ascii=False) for name in lacking)
+        raise StateMismatchError(
+            f"the checkpoint holds no {', '.join(refused)} (it holds {', '.join(_held(tree))}): to let what "
+            f"is new begin as it is, call restore(fresh=({call}{',' if len(lacking) == 1 else ''})); nothing "
+            f"was restored."
+        )
+
+
+def _held(tree: Mapping[str, Any]) -> Iterator[str]:
+    for part, stored in tree.items():
+        several = part == "extra" and isinstance(stored, Mapping)
+        yield from (full_name(part, str(name)) for name in stored) if several else [str(part)]
+
+
 def _parts(tree: Mapping[str, Any], part: str, objects: Mapping[str, Any]) -> dict[str, Any]:
     """The stored state of each object."""
     if part not in tree:
         raise StateMismatchError(
-            f"the checkpoint holds no {part} (it holds {', '.join(map(str, tree))}); nothing was restored."
+            f"the checkpoint holds no {part} (it holds {', '.join(_held(tree))}); nothing was restored."
         )
     if set(objects) == {""}:
         return {"": tree[part]}
-    missing = [name for name in objects if not isinstance(tree[part], Mapping) or name not in tree[part]]
+    missing = [name for name in objects if not _holds(tree, part, name)]
     if missing:
         raise StateMismatchError(
             f"the checkpoint holds no {part} named {', '.join(map(repr, missing))}; nothing was restored."
@@ -205,11 +226,25 @@ def _with_counters(stored: Any, own: Any) -> Any:
     return stored
 
 
-def _say_left_out(subject: Subject, tree: Mapping[str, Any]) -> None:
-    here = {"step", "rng", "model", "versions", *(("optimizer",) if subject.optimizers else ())}
-    here |= {part for part in ("scheduler", "scaler") if getattr(subject, part) is not None}
-    here |= {"extra"} if subject.extra else set()
-    left = [str(part) for part in tree if part not in here]
-    left += [f"extra.{name}" for name in tree.get("extra", {}) if subject.extra and name not in subject.extra]
-    if left:
-        logger.warning("in the checkpoint and not restored, for lack of an object: %s", ", ".join(left))
+def _left_out(subject: Subject, tree: Mapping[str, Any]) -> Iterator[str]:
+    """What the checkpoint holds and the run has no object for, as a user calls it."""
+    here: dict[str, Mapping[str, Any]] = {
+        "model": subject.models,
+        "optimizer": subject.optimizers,
+        **subject.others,
+    }
+    for part, stored in tree.items():
+        objects = here.get(part, {})
+        if part in BESIDE or "" in objects:
+            continue
+        if not objects or not isinstance(stored, Mapping):
+            yield str(part)
+        elif part == "extra" or any(name in stored for name in objects):
+            yield from (full_name(part, str(name)) for name in stored if name not in objects)
+        else:  # the state of a single object, where the run has several
+            yield str(part)
+
+
+def _say(line: str, names: list[str]) -> None:
+    if names:
+        logger.warning(line, ", ".join(names))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["put_rng_back", "rng_state"]
+from dynaquant_core.errors import StateMismatchError
+
+__all__ = ["put_rng_back", "require_rng", "rng_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +49,53 @@ def put_rng_back(state: Mapping[str, Any]) -> None:
 
     CUDA devices that are no longer there are passed over with a line in the log.
     """
-    python = state["python"]
-    words = tuple(int(word) for word in python["words"])
-    random.setstate((python["version"], words, python["gauss"]))
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
+    _put(state, random.setstate, np.random.set_state, torch.set_rng_state)
     _put_cuda_back(state["cuda"])
+
+
+def require_rng(state: Any) -> None:
+    """Refuses what `put_rng_back` could not put back, by trying it on generators of its own.
+
+    Raises:
+        StateMismatchError: it is not what `rng_state` gives; no random stream was touched.
+
+    Example:
+        >>> require_rng(rng_state())
+    """
+    numpy_kind = type(np.random.get_bit_generator())  # type: ignore[attr-defined]
+    try:
+        _put(
+            state,
+            random.Random().setstate,
+            np.random.RandomState(numpy_kind()).set_state,
+            torch.Generator("cpu").set_state,
+        )
+        _require_cuda(state["cuda"])
+    except Exception as error:  # each generator refuses in its own way
+        raise StateMismatchError(
+            f"rng: the checkpoint holds no random streams there as a Checkpointer saves them "
+            f"({type(error).__name__}: {error}); save what is of another kind under another name than 'rng'. "
+            f"Nothing was restored."
+        ) from error
+
+
+def _put(
+    state: Mapping[str, Any],
+    python: Callable[[Any], object],
+    numpy: Callable[[Any], object],
+    on_cpu: Callable[[torch.Tensor], object],
+) -> None:
+    stored = state["python"]
+    words = tuple(int(word) for word in stored["words"])
+    python((stored["version"], words, stored["gauss"]))
+    numpy(state["numpy"])
+    on_cpu(state["torch"])
+
+
+def _require_cuda(streams: Any) -> None:
+    for stream in streams:
+        if not isinstance(stream, torch.Tensor) or stream.dtype != torch.uint8:
+            raise TypeError(f"a stream of CUDA is {type(stream).__name__}")
 
 
 def _put_cuda_back(streams: list[torch.Tensor]) -> None:

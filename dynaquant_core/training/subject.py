@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.state.compressed import is_compressed
 
-__all__ = ["Stateful", "Subject", "named", "warn_of_strangers"]
+__all__ = ["Stateful", "Subject", "full_name", "named", "require_parts", "warn_of_strangers"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,47 @@ class Subject:
     def optimizers(self) -> dict[str, Optimizer]:
         """Name -> optimizer; a single one is named ""."""
         return named(self.optimizer)
+
+    @property
+    def others(self) -> dict[str, dict[str, Stateful]]:
+        """Part ("scheduler", "scaler", "extra") -> name -> object; a single one is named ""."""
+        return {
+            "scheduler": named(self.scheduler),
+            "scaler": named(self.scaler),
+            "extra": dict(self.extra),
+        }
+
+
+def full_name(part: str, name: str) -> str:
+    """What a user calls one object of a part.
+
+    Example:
+        >>> full_name("scheduler", ""), full_name("extra", "ema")
+        ('scheduler', 'extra.ema')
+    """
+    return f"{part}.{name}" if name else part
+
+
+def require_parts(subject: Subject, names: str | Iterable[str]) -> frozenset[str]:
+    """The names, if each is one of the run's schedulers, scaler or extra.
+
+    Args:
+        subject: the run.
+        names: as `full_name` gives them; a text is one name.
+
+    Raises:
+        ConfigError: one is not; lists those that the run has.
+    """
+    asked = [names] if isinstance(names, str) else names
+    if not isinstance(asked, Iterable):
+        raise ConfigError(f"fresh is {type(names).__name__}: it must be a sequence of names.")
+    asked = list(asked)
+    parts = [full_name(part, name) for part, objects in subject.others.items() for name in objects]
+    strange = [name for name in asked if name not in parts]
+    if strange:
+        has = f"the run has {', '.join(parts)}" if parts else "the run has no scheduler, scaler or extra"
+        raise ConfigError(f"fresh: {', '.join(map(repr, strange))} is no part that may begin anew; {has}.")
+    return frozenset(asked)
 
 
 def warn_of_strangers(subject: Subject) -> None:

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from dynaquant_core.experiments.models.char_gpt import CharGPT
+from dynaquant_core.state.rebuild import unflatten
+from dynaquant_core.state.tree import flatten
 
 VOCABULARY = 31
 
@@ -93,6 +95,13 @@ def train(model, optimizer, checkpoints, steps, loss_of=net_loss):
     for _ in range(steps):
         one_step(model, optimizer, loss_of)
         checkpoints.step()
+
+
+def stored(tree):
+    """The tree as a lossless checkpoint would give it back: through the skeleton, in memory of its own."""
+    flat = flatten(tree)
+    leaves = {leaf.name: leaf.tensor.clone() for leaf in flat.leaves}
+    return unflatten(flat.skeleton, leaves.__getitem__)
 
 
 def bits(tree):

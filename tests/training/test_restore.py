@@ -7,20 +7,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import lr_scheduler
 
 from dynaquant_core.errors import ConfigError, StateMismatchError
-from dynaquant_core.state.rebuild import unflatten
-from dynaquant_core.state.tree import flatten
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
-from tests.training.models import Net, bits, gpt_loss, net_loss, one_step, seed_everything, small_gpt
-
-
-def stored(tree):
-    """The tree as a lossless checkpoint would give it back: through the skeleton, in memory of its own."""
-    flat = flatten(tree)
-    leaves = {leaf.name: leaf.tensor.clone() for leaf in flat.leaves}
-    return unflatten(flat.skeleton, leaves.__getitem__)
-
+from tests.training.models import Net, bits, gpt_loss, net_loss, one_step, seed_everything, small_gpt, stored
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3),
@@ -228,7 +218,7 @@ def lazy(net):
         (changed_dtype, ["head.bias is (4,) float32 in the checkpoint and (4,) float16 in the model"]),
         (changed_name, ["tail.weight is not in the checkpoint", "head.weight is not in the model"]),
         (on_meta, ["head.weight has no memory yet"]),
-        (lazy, ["head.weight has no shape yet", "run one forward pass first"]),
+        (lazy, ["head.weight has no shape yet", "Run one forward pass first"]),
     ],
 )
 def test_a_changed_model_is_an_error_that_names_the_tensors_and_touches_nothing(change, words):
