@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,16 +81,25 @@ class Result:
     ratio: float
 
 
-def trained(seed: int, steps: int, every: int, restores: int, method: Any, threshold: float) -> Result:
+def trained(
+    make: Callable[[int], Any],
+    seed: int,
+    steps: int,
+    every: int,
+    restores: int,
+    method: Any,
+    threshold: float,
+    exact: Sequence[str] = (),
+) -> Result:
     """A run that is restored after its first saves; without a method one that is not saved at all."""
-    run = Run(seed)
+    run = make(seed)
     if method is None:
         for step in range(steps):
             run.step(step)
         return Result(run.final(), 0.0)
     with tempfile.TemporaryDirectory() as folder:
         for life in range(restores + 1):
-            run = Run(seed)
+            run = make(seed)
             with dq.Checkpointer(
                 folder,
                 run.model,
@@ -100,6 +109,7 @@ def trained(seed: int, steps: int, every: int, restores: int, method: Any, thres
                 threshold=threshold,
                 method=method,
                 moments="exact",
+                exact=exact,
             ) as checkpoints:
                 until = (life + 1) * every if life < restores else steps
                 for step in range(checkpoints.restore(), until):
@@ -122,13 +132,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     rest = {"steps": options.steps, "every": options.every, "threshold": options.threshold}
-    undisturbed = {seed: trained(seed, restores=0, method=None, **rest).loss for seed in options.seeds}
+    undisturbed = {seed: trained(Run, seed, restores=0, method=None, **rest).loss for seed in options.seeds}
     table = Table(title=f"{options.steps} steps, a save every {options.every}, {options.threshold:.0%}")
     for column in ("restores", "method", "final cost by seed", "weights ratio"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for restores in options.restores:
         for title, method in METHODS.items():
-            found = {seed: trained(seed, restores=restores, method=method, **rest) for seed in options.seeds}
+            found = {
+                seed: trained(Run, seed, restores=restores, method=method, **rest) for seed in options.seeds
+            }
             costs = [f"{one.loss / undisturbed[seed] - 1:+.1%}" for seed, one in found.items()]
             ratios = ", ".join(f"{one.ratio:.1f}" for one in found.values())
             table.add_row(str(restores), title, ", ".join(costs), ratios)

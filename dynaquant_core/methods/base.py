@@ -76,6 +76,8 @@ class Hints:
         roles: "weight", "moment" or "exact" by tensor name; small tensors are pooled within a role.
         moments: kind ("exp_avg") -> name of the moment by weight name, of moments that the method takes.
         models: how many models of the state are trained, as far as that is known.
+        moved: how far tensors that an optimizer trains have moved in this life of the run, by name: root mean
+            square over the spread of their values; as far as a search knows it.
         before: what a reader held after the run's last checkpoint, also where the next one must be a key.
         scratch: lives as long as one save; a method shares sketches between drafts through it.
     """
@@ -86,6 +88,7 @@ class Hints:
     roles: Mapping[str, str] = field(default_factory=dict)
     moments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     models: int = 1
+    moved: Mapping[str, float] = field(default_factory=dict)
     before: Reference | None = None
     scratch: dict[Hashable, Any] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dynaquant_core.training.movement import Start
+from dynaquant_core.training.movement import Start, place_of
 
 __all__ = ["Begun"]
 
@@ -40,7 +40,10 @@ class Begun:
     """
 
     def __init__(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        optimizers = list(optimizers)
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._weights = [weight for model in models for weight in model.parameters()]
+        self._trained = {id(weight) for group in groups for weight in group["params"]}
         self._sample: Start | None = None
         self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers]
 
@@ -57,14 +60,16 @@ class Begun:
         sample = self._sample
         if sample is None:
             return None
-        places = {
-            (weight.data_ptr(), weight.shape): sample.values[str(number)]
+        numbers = {
+            place_of(weight): str(number)
             for number, weight in enumerate(self._weights)
             if str(number) in sample.values
         }
-        keys = {name: (tensor.data_ptr(), tensor.shape) for name, tensor in live.items()}
-        found = {name: places[key] for name, key in keys.items() if key in places}
-        return Start(found, sample.stride) if found else None
+        keys = {name: numbers.get(place_of(tensor)) for name, tensor in live.items()}
+        found = {name: key for name, key in keys.items() if key is not None}
+        trained = frozenset(name for name, key in found.items() if key in sample.trained)
+        values = {name: sample.values[key] for name, key in found.items()}
+        return Start(values, sample.stride, trained) if found else None
 
     def close(self) -> None:
         """Takes the hooks off and lets go of the models."""
@@ -74,4 +79,6 @@ class Begun:
 
     def _before_step(self, *_: Any) -> None:
         if self._sample is None:
-            self._sample = Start.sampled({str(number): weight for number, weight in enumerate(self._weights)})
+            weights = {str(number): weight for number, weight in enumerate(self._weights)}
+            trained = {number for number, weight in weights.items() if id(weight) in self._trained}
+            self._sample = Start.sampled(weights, trained)

@@ -65,6 +65,10 @@ class Saving:
         self._write = write
         self._seconds = 0.0
 
+    def tell_moved(self, moved: Mapping[str, float]) -> None:
+        """Tells drafts that are made from now on how far the weights have moved (`Hints.moved`)."""
+        self._hints.moved = moved
+
     def draft(self, config: Any = None) -> Draft:
         """Drafts the weights with ``config`` (None: the method's default).
 

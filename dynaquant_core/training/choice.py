@@ -39,6 +39,10 @@ class Drafting(Protocol):
         """The model's own tensors that a draft replaces."""
         ...
 
+    def tell_moved(self, moved: Mapping[str, float]) -> None:
+        """Tells drafts how far the live tensors have moved."""
+        ...
+
     def draft(self, config: Any) -> Draft:
         """A candidate of the live tensors."""
         ...
@@ -211,6 +215,8 @@ class Chooser:
         promise = self._promise if threshold is None else replace(self._promise, threshold=threshold)
         started = time.perf_counter()
         movement = None if self.start is None else Movement(self.start, saving.live)
+        if movement is not None:
+            saving.tell_moved(movement.moved)
         drafts = _Timed(spoilable(saving.draft))
         question = Question(saving, drafts, promise, self.manager, self.state, movement)
         try:

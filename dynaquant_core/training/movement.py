@@ -1,4 +1,4 @@
-"""How much of training's movement a checkpoint would lose, estimated on a sample of the weights.
+"""How far training has moved the weights, and how much of that a checkpoint would lose, on a sample of them.
 
 What a restore costs is movement that was not stored (stale), not error.  To know it takes the weights that
 this life of the training began from.  A copy of them all would be one more model in memory; so up to `SAMPLE`
@@ -15,15 +15,16 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from dynaquant_core.search.quality import Lost
 from dynaquant_core.training.capture import model_state
 from dynaquant_core.training.subject import Subject
 
-__all__ = ["SAMPLE", "Movement", "Passing", "Start"]
+__all__ = ["SAMPLE", "Movement", "Passing", "Start", "place_of", "places_of"]
 
-#: At most about so many weights are looked at.
-SAMPLE = 1 << 20
+#: At most about so many weights are looked at, and at least about so many of a tensor.
+SAMPLE, LEAST = 1 << 20, 1 << 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +33,33 @@ class Start:
 
     Args:
         values: name in the captured tree -> float32[n] on the CPU.
-        stride: every so manieth weight of a tensor; odd, so that it meets every column of a matrix.
+        stride: every so manieth weight of a tensor; odd, so that it meets every column of a matrix.  Of small
+            tensors more are taken (`_every`).
+        trained: names of those that an optimizer trains.
     """
 
     values: Mapping[str, Tensor]
     stride: int
+    trained: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, subject: Subject) -> Start:
         """The live weights of a run, under the names that `capture` gives them."""
-        return cls.sampled(
-            {
-                f"model.{key}.{name}" if key else f"model.{name}": tensor
-                for key, model in subject.models.items()
-                for name, tensor in model_state(model).items()
-            }
-        )
+        state = {
+            f"model.{key}.{name}" if key else f"model.{name}": tensor
+            for key, model in subject.models.items()
+            for name, tensor in model_state(model).items()
+        }
+        places = places_of(subject.optimizers.values())
+        return cls.sampled(state, {name for name, tensor in state.items() if place_of(tensor) in places})
 
     @classmethod
-    def sampled(cls, tensors: Mapping[str, object]) -> Start:
-        """A sample of those that are floating tensors of two dimensions and more."""
+    def sampled(cls, tensors: Mapping[str, object], trained: Iterable[str] = ()) -> Start:
+        """A sample of those that are floating tensors of one dimension and more."""
         weights = {name: tensor for name, tensor in tensors.items() if _has_weights(tensor)}
         stride = -(-sum(tensor.numel() for tensor in weights.values()) // SAMPLE) | 1
-        return cls({name: _sampled(tensor, stride) for name, tensor in weights.items()}, stride)
+        values = {name: _sampled(tensor, stride) for name, tensor in weights.items()}
+        return cls(values, stride, frozenset(trained) & values.keys())
 
 
 class Movement:
@@ -65,8 +70,8 @@ class Movement:
         live: name -> the true weights; looked at now, and not kept.
 
     Example:
-        >>> movement = Movement(Start({"w": torch.zeros(2)}, 1), {"w": torch.tensor([2.0, 0.0])})
-        >>> passing = movement.watch([("w", torch.tensor([1.5, 1.0]))])
+        >>> movement = Movement(Start({"w": torch.zeros(2)}, 1), {"w": torch.tensor([[2.0, 0.0]])})
+        >>> passing = movement.watch([("w", torch.tensor([[1.5, 1.0]]))])
         >>> [name for name, _ in passing], passing.lost
         (['w'], Lost(stale=0.25, noise=0.25))
     """
@@ -75,7 +80,14 @@ class Movement:
         self._start = start
         now = {name: _sampled(tensor, start.stride) for name, tensor in live.items() if name in start.values}
         fits = {name: values for name, values in now.items() if values.shape == start.values[name].shape}
-        self._moved = {name: values - start.values[name] for name, values in fits.items()}
+        moved = {name: values - start.values[name] for name, values in fits.items()}
+        self._far = {name: _in_spreads(values, fits[name]) for name, values in moved.items()}
+        self._moved = {name: values for name, values in moved.items() if live[name].dim() > 1}
+
+    @property
+    def moved(self) -> dict[str, float]:
+        """How far each tensor that an optimizer trains has moved, in spreads of its values."""
+        return {name: far for name, far in self._far.items() if name in self._start.trained}
 
     def watch(self, decoded: Iterable[tuple[str, Tensor]]) -> Passing:
         """A candidate's tensors, looked at as they are taken."""
@@ -103,9 +115,10 @@ class Passing:
             if name in self._moved:
                 moved = self._moved[name].double()
                 taken = (_sampled(tensor, self._start.stride) - self._start.values[name]).double()
-                mm += float(moved @ moved)
-                dm += float(taken @ moved)
-                dd += float(taken @ taken)
+                weight = _every(tensor, self._start.stride) / self._start.stride
+                mm += weight * float(moved @ moved)
+                dm += weight * float(taken @ moved)
+                dd += weight * float(taken @ taken)
             yield name, tensor
         if mm:
             self.lost = Lost(1.0 - dm / mm, max(0.0, dd - dm * dm / mm) / mm)
@@ -114,10 +127,36 @@ class Passing:
 def _has_weights(tensor: object) -> TypeGuard[Tensor]:
     if not isinstance(tensor, Tensor) or is_lazy(tensor) or tensor.is_meta:
         return False
-    return tensor.is_floating_point() and tensor.dim() >= 2
+    return tensor.is_floating_point() and tensor.dim() >= 1
+
+
+def places_of(optimizers: Iterable[Optimizer]) -> frozenset[object]:
+    """Where the parameters of some optimizers lie (`place_of`)."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return frozenset(place_of(parameter) for group in groups for parameter in group["params"])
+
+
+def place_of(value: object) -> object:
+    """What tells a tensor's memory from that of others; None: it has none."""
+    if not isinstance(value, Tensor) or is_lazy(value) or value.is_meta:
+        return None
+    if value.layout != torch.strided or not value.numel():
+        return None
+    return value.data_ptr(), value.shape
+
+
+def _every(tensor: Tensor, stride: int) -> int:
+    """Every so manieth weight of a tensor is taken: odd, the stride or less."""
+    return min(stride, max(1, tensor.numel() // LEAST) | 1)
 
 
 def _sampled(tensor: Tensor, stride: int) -> Tensor:
-    """Every ``stride``-th value, as float32 on the CPU; a copy."""
-    flat = tensor.detach().flatten()[::stride]
+    """Every `_every`-th value, as float32 on the CPU; a copy."""
+    flat = tensor.detach().flatten()[:: _every(tensor, stride)]
     return flat.to("cpu", torch.float32, copy=True)
+
+
+def _in_spreads(moved: Tensor, now: Tensor) -> float:
+    """Root mean square of a movement over the spread of the values; 0 where these have none."""
+    spread = float(now.double().std(correction=0))
+    return float(moved.double().square().mean().sqrt()) / spread if spread > 0 else 0.0

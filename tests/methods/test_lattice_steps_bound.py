@@ -144,7 +144,7 @@ def unbound(method, **options):
     """Makes the method as it was: without a bound, and without an option that says so; noise by no cost."""
     MAKE(method, **options)
     method._bound = Bound()
-    method.space = lambda gradients: replace(Lattice.space(method, gradients=gradients), max_noise=100.0)
+    method.space = lambda gradients: replace(Lattice.space(method, gradients=gradients), max_noise=1000.0)
 
 
 def live(folder, steps):

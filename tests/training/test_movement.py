@@ -93,7 +93,7 @@ def test_a_sample_of_a_large_model_is_bounded_and_near(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Linear(256, 256), "b": nn.Linear(256, 64)})
     start = Start.of(Subject(model))
-    assert set(start.values) == {"model.a.weight", "model.b.weight"}
+    assert set(start.values) == {f"model.{name}" for name in model.state_dict()}
     assert sum(values.numel() for values in start.values.values()) <= 5000
     columns = {int(place) % 256 for place in torch.arange(256 * 256)[:: start.stride]}
     assert len(columns) == 256, "a sample must not keep to some columns"
@@ -107,7 +107,8 @@ def test_a_sample_of_a_large_model_is_bounded_and_near(monkeypatch: pytest.Monke
 
 def test_several_models_are_told_apart_and_what_cannot_be_sampled_is_left_out() -> None:
     models = {"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)}
-    assert set(Start.of(Subject(models)).values) == {"model.one.weight", "model.two.weight"}
+    kinds = ("weight", "bias")
+    assert set(Start.of(Subject(models)).values) == {f"model.{one}.{kind}" for one in models for kind in kinds}
     with torch.device("meta"):
         hollow = nn.Linear(4, 4)
     assert Start.of(Subject(hollow)).values == {}
@@ -116,15 +117,15 @@ def test_several_models_are_told_apart_and_what_cannot_be_sampled_is_left_out() 
 
 def test_nothing_is_told_where_nothing_moved_or_shapes_changed() -> None:
     start = Start({"w": torch.zeros(4), "v": torch.zeros(4)}, 1)
-    still = Movement(start, {"w": torch.zeros(4), "v": torch.ones(6), "x": torch.ones(2)})
-    passing = still.watch([("w", torch.ones(4)), ("v", torch.ones(6)), ("x", torch.ones(2))])
+    still = Movement(start, {"w": torch.zeros(1, 4), "v": torch.ones(1, 6), "x": torch.ones(1, 2)})
+    passing = still.watch([("w", torch.ones(1, 4)), ("v", torch.ones(1, 6)), ("x", torch.ones(1, 2))])
     assert len(list(passing)) == 3
     assert passing.lost is None
 
 
 def test_a_candidate_that_was_not_read_to_its_end_is_not_told() -> None:
-    watched = Movement(Start({"w": torch.zeros(4)}, 1), {"w": torch.ones(4)})
-    passing = watched.watch([("w", torch.ones(4)), ("v", torch.ones(4))])
+    watched = Movement(Start({"w": torch.zeros(4)}, 1), {"w": torch.ones(1, 4)})
+    passing = watched.watch([("w", torch.ones(1, 4)), ("v", torch.ones(4))])
     next(iter(passing))
     assert passing.lost is None
 

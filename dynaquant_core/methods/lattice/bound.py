@@ -9,6 +9,11 @@ Without second moments (SGD) the gradient shrinks too as the weights behind a no
 transformers under Adam ended no worse however large they grew (docs/restoring.md), so all others go with the
 scale wherever an optimizer keeps second moments.  Not beyond: what has next to no gradient (a head that is
 hardly used, an adapter that just began) would drown in its noise.
+
+Nor may noise exceed what training takes out of each tensor by itself: a hundred times what it has moved since
+the last restore, squared.  A search bounds the sum of all, and a head with a learning rate of its own moves a
+hundred times as far as the body below it.  A tensor that stands still takes its noise once.  An average of
+the model has no such bound: where `evaluate` asks the average, what it sees of its noise bounds the model's.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
 from torch import Tensor
 
@@ -35,6 +40,8 @@ SLOW = 0.5
 FREE = 2.0
 #: A share of all weights that a search does not look at.
 FEW = 0.05
+#: Steps that are narrow enough whatever a tensor has moved, in its own spreads.
+NARROWEST = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,7 @@ class Bound:
         widest: step of a bounded tensor in its own spreads.
         everywhere: no tensor is free.
         scale: of the draft, the mean step in mean spreads; infinity: of the boldest there is.
+        noise: over the squared movement of each tensor, at most.
 
     Example:
         >>> import torch
@@ -61,11 +69,17 @@ class Bound:
     widest: float = inf
     everywhere: bool = False
     scale: float = inf
+    noise: float = inf
 
     def of(self, name: str, tensor: Tensor, hints: Hints) -> float:
         """The widest step of a tensor in its own spreads; infinity: there is no bound."""
         limit, free = self._limit(name, tensor, hints)
-        return max(limit, FREE * self.scale) if free else limit
+        return min(max(limit, FREE * self.scale) if free else limit, self._healing(name, hints))
+
+    def _healing(self, name: str, hints: Hints) -> float:
+        """The step whose noise is as much as a tensor's own movement lets heal."""
+        far = hints.moved.get(name, 0.0)
+        return max(sqrt(12.0 * self.noise) * far, NARROWEST) if far > 0.0 else inf
 
     def _limit(self, name: str, tensor: Tensor, hints: Hints) -> tuple[float, bool]:
         """(the bound whatever the scale, whether steps may go with it beyond).
@@ -84,10 +98,14 @@ class Bound:
         return self.widest, not self.everywhere and hints.models <= 1
 
     def usual(self, state: Mapping[str, Tensor], hints: Hints) -> float:
-        """The least bound above which there are only a few weights (`FEW`); infinity where more are free."""
+        """The least bound above which there are only a few weights (`FEW`); infinity where more are free.
+
+        Movement does not count: it is another one at each save, and a search goes on from the last.
+        """
         sizes: Counter[float] = Counter()
         for name, tensor in state.items():
-            sizes[self.of(name, tensor, hints)] += tensor.numel()
+            limit, free = self._limit(name, tensor, hints)
+            sizes[inf if free else limit] += tensor.numel()
         few = FEW * sizes.total()
         for widest in sorted(sizes, reverse=True):
             few -= sizes[widest]

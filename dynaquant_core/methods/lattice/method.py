@@ -58,7 +58,8 @@ class Lattice:
     def __init__(self, **options: Any) -> None:
         self._options = LatticeOptions.from_dict(options)
         widest = inf if self._options.max_step is None else self._options.max_step
-        self._bound = Bound(widest, everywhere=self._options.max_step_of == "all")
+        most = HEALING.most if self._options.max_noise == "auto" else self._options.max_noise or inf
+        self._bound = Bound(widest, everywhere=self._options.max_step_of == "all", noise=most)
 
     def __repr__(self) -> str:
         return f"Lattice({', '.join(f'{key}={value!r}' for key, value in self.options().items())})"

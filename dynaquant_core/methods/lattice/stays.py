@@ -99,11 +99,17 @@ def staying(
 def _outgrown(
     cells: Mapping[str, Cells], state: Mapping[str, Tensor], scale: float, hints: Hints, bound: Bound
 ) -> frozenset[str]:
-    """Tensors whose values have come to spread far wider or narrower than when their lattice was drawn."""
+    """Tensors whose values have come to spread far wider or narrower than when their lattice was drawn.
+
+    Or that have moved far since, where a search bounds steps by that.
+    """
     widest = {name: bound.of(name, state[name], hints) for name in cells}
-    odd = found_once(
-        "odd", hints, lambda: those(lambda name: not _suits(cells[name], state[name], widest[name]), cells)
-    )
+
+    def is_odd(name: str) -> bool:
+        held, tensor = cells[name], state[name]
+        return not _suits(held, tensor, widest[name], may_widen=name in hints.moved)
+
+    odd = found_once("odd", hints, lambda: those(is_odd, cells))
     stats = stats_of(state, hints, bound) if odd else {}
     steps = steps_of(scale, stats) if odd else {}
     wide = frozenset(
@@ -120,12 +126,14 @@ def _most(widest: float, std: float) -> float:
     return widest * std if 0 < std < inf and widest < inf else inf
 
 
-def _suits(held: Cells, tensor: Tensor, widest: float) -> bool:
+def _suits(held: Cells, tensor: Tensor, widest: float, *, may_widen: bool) -> bool:
     """Whether most values are further than a step from their median, and most have a cell; of a sample.
 
-    And whether the step is about within its bound, in spreads.
+    And whether the step is about within its bound, in spreads, and not far below it where it may widen.
     """
     _, usual = surroundings(flatten(tensor))
+    if may_widen and held.step * OUTGROWN < _most(widest, usual / BELL):
+        return False
     return (
         held.step <= min(usual, _most(widest, usual * SHRUNK / BELL))
         and usual < held.alphabet.zero * held.step
