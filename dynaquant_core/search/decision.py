@@ -75,9 +75,9 @@ class Decision:
 
 
 def announce(decision: Decision) -> None:
-    """Says in the log what was chosen, and aloud where the space could not keep the threshold."""
+    """Says in the log what was chosen, and aloud, once, where the space could not keep the threshold."""
+    say = logger.info if decision.said else logger.warning
     if decision.blind:
-        say = logger.info if decision.said else logger.warning
         say(
             "evaluate gave the same value for the model itself, for coarse weights and for spoilt ones: it "
             "does not depend on what is stored, so nothing is promised; storing with the fixed configuration "
@@ -85,7 +85,7 @@ def announce(decision: Decision) -> None:
         )  # fmt: skip
         return
     if decision.beyond:
-        logger.warning(
+        say(
             "no configuration of the search space keeps degradation within %g; storing with %s.",
             decision.allowed, decision.config,
         )  # fmt: skip

@@ -113,7 +113,7 @@ class Manager:
         found = self._search(trials, forecast, state)
         sees, blind = _sight(trials, found, state)
         following = replace(_next_state(trials, forecast, state, found), sees=sees)
-        decision = _decision(trials, found, following)
+        decision = replace(_decision(trials, found, following), said=state.beyond is not None)
         return _blind(trials, decision, said=state.sees is False) if blind else decision
 
     def _search(self, trials: Trials, forecast: Forecast, state: SearchState) -> Found:

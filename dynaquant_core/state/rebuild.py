@@ -82,12 +82,13 @@ class _Walker:
         self._built: list[tuple[str, Any]] = []
 
     def value(self, node: Any, path: Path) -> Any:
-        if len(path) > MAX_DEPTH or name_is_too_long(path):
+        holds = isinstance(node, (dict, list))
+        if len(path) > MAX_DEPTH or (holds and name_is_too_long(path)):
             _refuse(node, path)
+        if not holds:
+            return node
         if isinstance(node, dict):
             return {key: self.value(child, (*path, key)) for key, child in node.items()}
-        if not isinstance(node, list):
-            return node
         tag = node[0] if node and isinstance(node[0], str) else _refuse(node, path)
         if tag == "l":
             return self._items(node, path)

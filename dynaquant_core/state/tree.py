@@ -46,6 +46,10 @@ LONG: Final = 256
 LONG_TEXT: Final = 1024
 
 
+#: What a node is made of without a look at its path: a tokenizer's vocabulary has a hundred thousand of them.
+PLAIN: Final = frozenset({int, float, bool, str, type(None)})
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
     """A flattened state.
@@ -111,12 +115,15 @@ class _Builder:
         self._tied: dict[Any, int] = {}
 
     def node(self, obj: Any, path: Path, *, in_optimizer: bool) -> Any:
-        if len(path) > MAX_DEPTH or name_is_too_long(path):
+        kind = type(obj)
+        plain = kind in PLAIN and (kind is not str or len(obj) < LONG_TEXT)
+        if len(path) > MAX_DEPTH or (not plain and name_is_too_long(path)):
             raise UnsupportedStateError(
                 f"The state is nested too deep, or under too long keys, at {dotted(path)[:80]!r} (at most "
                 f"{MAX_DEPTH} levels and {MAX_NAME} characters); look for a container that holds itself."
             )
-        kind = type(obj)
+        if plain:
+            return scalar_node(obj, "")
         if kind is dict or kind is OrderedDict:
             return self._mapping(obj, path, in_optimizer)
         if isinstance(obj, torch.Tensor) and not self.inline:
