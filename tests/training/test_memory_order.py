@@ -7,8 +7,7 @@ from torch import nn
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
-from tests.training.models import bits, seed_everything
-from tests.training.test_restore import stored
+from tests.training.models import bits, seed_everything, stored
 
 FUSED = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, fused=True),

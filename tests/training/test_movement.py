@@ -107,8 +107,8 @@ def test_a_sample_of_a_large_model_is_bounded_and_near(monkeypatch: pytest.Monke
 
 def test_several_models_are_told_apart_and_what_cannot_be_sampled_is_left_out() -> None:
     models = {"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)}
-    kinds = ("weight", "bias")
-    assert set(Start.of(Subject(models)).values) == {f"model.{one}.{kind}" for one in models for kind in kinds}
+    names = {f"model.{one}.{kind}" for one in models for kind in ("weight", "bias")}
+    assert set(Start.of(Subject(models)).values) == names
     with torch.device("meta"):
         hollow = nn.Linear(4, 4)
     assert Start.of(Subject(hollow)).values == {}
