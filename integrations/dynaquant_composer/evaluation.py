@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Final, Literal
 
-import torch
 from composer.core import Evaluator, State
 from composer.core.precision import get_precision_context
-from composer.utils import dist
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
+from composer.trainer.trainer import _adjust_device_eval_microbatch_size, _is_cuda_oom
 
+from dynaquant_composer.batches import batches_of, untouched_generators
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.training.rng import put_rng_back, rng_state
 
 __all__ = ["Evaluation", "bare_model", "metric_of"]
 
@@ -58,21 +54,37 @@ class Evaluation:
 
     def __call__(self) -> float:
         """The metric of the model as it is."""
-        with _generators_kept(evaluator.dataloader.dataloader for evaluator in self._state.evaluators):
-            values = [self._measure(evaluator) for evaluator in self._state.evaluators]
+        values = [self._measure(evaluator) for evaluator in self._state.evaluators]
         return math.fsum(values) / len(values)
 
     def _measure(self, evaluator: Evaluator) -> float:
+        """One evaluator's metric; where its microbatches do not fit, it is measured anew in smaller ones."""
+        begun = rng_state()
+        while True:
+            try:
+                return self._measure_once(evaluator)
+            except RuntimeError as error:
+                if not (evaluator.auto_microbatching and _is_cuda_oom(error)):
+                    raise
+            put_rng_back(begun)
+            _adjust_device_eval_microbatch_size(evaluator)  # once the error holds no tensors any more
+
+    def _measure_once(self, evaluator: Evaluator) -> float:
         metric = copy.deepcopy(self._state.eval_metrics[evaluator.label][self._names[evaluator.label]])
         metric.sync_on_compute = metric.dist_sync_on_step = False  # ranks measure different candidates
         metric.reset()
         metric = self._state.device.module_to_device(metric)
         model, spec = bare_model(self._state), evaluator.dataloader
-        for batch in _batches(evaluator):
-            for part in spec.split_batch(spec.batch_transforms(batch), evaluator.device_eval_microbatch_size):
-                self._update(
-                    model, metric, spec.microbatch_transforms(self._state.device.batch_to_device(part))
-                )
+        reading = batches_of(evaluator, int(self._state.timestamp.batch))
+        with untouched_generators(self._state.evaluators, model), reading as batches:
+            for batch in batches:
+                size = evaluator.device_eval_microbatch_size
+                for part in spec.split_batch(spec.batch_transforms(batch), size):
+                    there = self._state.device.batch_to_device(part)
+                    self._update(model, metric, spec.microbatch_transforms(there))
+        return self._number(metric, evaluator)
+
+    def _number(self, metric: Any, evaluator: Evaluator) -> float:
         value = metric.compute()
         try:
             return float(value)
@@ -134,46 +146,3 @@ def _higher_is_better(metric: Any) -> bool | None:
     if any(name in HIGHER_IS_BETTER for name in names):
         return True
     return False if any(name in LOWER_IS_BETTER for name in names) else None
-
-
-def _batches(evaluator: Evaluator) -> Iterator[Any]:
-    """The batches that the trainer would evaluate on; under data parallelism those of all ranks."""
-    loader, many = evaluator.dataloader.dataloader, dist.get_world_size() > 1
-    if _is_indexed(loader) and (many or isinstance(loader.sampler, DistributedSampler)):
-        loader = _in_order(loader)
-    elif many:
-        raise ConfigError(
-            f"evaluator {evaluator.label!r} reads a stream, of which each rank sees its own part: give "
-            f"evaluate=, which must see the same data on every rank."
-        )
-    limit = evaluator.subset_num_batches
-    return itertools.islice(loader, None if limit is None or limit < 0 else limit)
-
-
-def _is_indexed(loader: Any) -> bool:
-    """Whether any rank can read all of its data."""
-    good = isinstance(loader, DataLoader) and loader.batch_size is not None
-    return good and not isinstance(loader.dataset, IterableDataset)
-
-
-def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        sampler=SequentialSampler(loader.dataset),  # type: ignore[arg-type]
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-    )
-
-
-@contextmanager
-def _generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Puts back the generators that loaders and samplers own; the global ones the core puts back."""
-    owners = [part for loader in loaders for part in (loader, getattr(loader, "sampler", None))]
-    found = [getattr(owner, "generator", None) for owner in owners]
-    held = [(item, item.get_state()) for item in found if isinstance(item, torch.Generator)]
-    try:
-        yield
-    finally:
-        for generator, state in held:
-            generator.set_state(state)

@@ -59,7 +59,7 @@ class FolderSaver(CheckpointSaver):
         self._pending: deque[tuple[int, Path, Path | None]] = deque()
         self._destinations: Logger | None = None
         self._loaded: Path | None = None
-        self._measured: tuple[object, Callable[[], float]] | None = None
+        self._measured: tuple[object, Callable[[], float] | None] | None = None
         self._due = False  # whether the schedule asks for a save, and nobody else
         self._turns = Turns()
         self._told_of_copies = False
@@ -109,7 +109,7 @@ class FolderSaver(CheckpointSaver):
             if not self.saved_checkpoints:  # rotation goes on where the run before was
                 self.saved_checkpoints = self._still_there(state)
         super().fit_start(state, logger)
-        self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
+        self._watch(state)
 
     def batch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Foresees the next save, and lets appear what was committed meanwhile."""
@@ -134,6 +134,7 @@ class FolderSaver(CheckpointSaver):
 
     def _save(self, state: State) -> None:
         require_whole_weights(state)
+        self._watch(state)  # an algorithm or a callback may have put another model there
         self.last_checkpoint_batch = state.timestamp.batch
         file = Path(self.filename.format(state))
         self.all_saved_checkpoints_to_timestamp[str(file)] = state.timestamp
@@ -148,8 +149,8 @@ class FolderSaver(CheckpointSaver):
                 unmark(file)
             with self._copies_exact(tree, bare_model(state)):
                 self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
-            if not self._due:  # the user asked for it and looks for it at once
-                self._run.wait()
+            if not self._due or _is_over(state):
+                self._run.wait()  # the user asked for it and looks for it at once, or nothing is left to do
         dist.barrier()
 
     @contextmanager
@@ -208,11 +209,27 @@ class FolderSaver(CheckpointSaver):
     def _read(self, folder: Path) -> Any:
         return self._run.load(folder, weights_only=False)  # as Composer reads its own
 
+    def _watch(self, state: State) -> None:
+        self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
+
     def _evaluate(self, state: State) -> Callable[[], float] | None:
         """The evaluators' measure; for the same ones the same object again, so that the search goes on."""
         if self._options.evaluate is not None or not state.evaluators:
             return None
         key = (state, [(each.label, list(state.eval_metrics[each.label])) for each in state.evaluators])
         if self._measured is None or self._measured[0] != key:
-            self._measured = (key, Evaluation(state, self._metric, self._options.mode))
+            self._measured = (key, self._measure_of(state))
         return self._measured[1]
+
+    def _measure_of(self, state: State) -> Callable[[], float] | None:
+        if self._metric is None and not any(state.eval_metrics[each.label] for each in state.evaluators):
+            logger.warning(
+                "no evaluator has a metric, so a fixed careful configuration takes the place of the search: "
+                "let the model's get_metrics(is_train=False) return one, or give evaluate="
+            )
+            return None
+        return Evaluation(state, self._metric, self._options.mode)
+
+
+def _is_over(state: State) -> bool:
+    return state.max_duration is not None and bool(state.timestamp >= state.max_duration)
