@@ -36,7 +36,7 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> None:
-    """Reads, merges, writes."""
+    """Reads, merges, writes; runs that somebody interrupted beside their planned failures are left out."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,7 +47,7 @@ def main() -> None:
     kept = [] if arguments.fresh or not arguments.output.exists() else read_figures(arguments.output)
     rows = {setting(row): row for row in kept}
     for path in arguments.results:
-        rows |= {setting(row): row for row in read_prices(path)}
+        rows |= {setting(row): row for row in read_prices(path) if not row.unplanned}
     lines = ",\n  ".join(json.dumps(rounded(asdict(row))) for row in rows.values())
     arguments.output.write_text(f'{{"format": 1, "rows": [\n  {lines}\n]}}\n', encoding="utf-8")
     print(f"{arguments.output}: {len(rows)} settings")

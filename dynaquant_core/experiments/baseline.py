@@ -144,7 +144,7 @@ def _trained(
     job.write()
     try:
         diary = complete(job, (), f"baseline, seed {experiment.seed}", report)
-        _move(partial, FOLDER / key)
+        _move(partial, key, experiment.checkpoint_every)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Baseline.of(diary, experiment.checkpoint_every)
@@ -160,7 +160,7 @@ def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:
             for event in diary:
                 if event["event"] in KEPT:
                     events.append(partial / "events.jsonl", **event)
-            _move(partial, FOLDER / key)
+            _move(partial, key, interval)
     return baseline
 
 
@@ -187,10 +187,15 @@ def _lives(number: str) -> bool:
     return True
 
 
-def _move(partial: Path, folder: Path) -> None:
+def _move(partial: Path, key: str, interval: int) -> None:
     """One rename publishes a baseline; where another experiment was faster its equal one stays."""
+    folder = FOLDER / key
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.replace(folder)
+        if find_baseline(key, interval) is None:
+            shutil.rmtree(folder, ignore_errors=True)  # what lies there is no whole one
+            partial.replace(folder)
     except OSError as error:
-        raise StorageError(f"{folder}: the baseline cannot be kept: {error.strerror}.") from None
+        if find_baseline(key, interval) is None:  # else the other came between the two
+            raise StorageError(f"{folder}: the baseline cannot be kept: {error.strerror}.") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

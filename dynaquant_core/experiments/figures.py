@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dynaquant_core.experiments.price import Figure, Run, held_label, method_label
+from dynaquant_core.experiments.restores import unplanned
 from dynaquant_core.experiments.results import STAGES
 
 __all__ = [
@@ -25,7 +26,7 @@ __all__ = [
 #: What names a run, in this order; `words`.
 WORDS = (
     "kind", "model", "parameters", "data", "method", "options", "moments", "max_chain", "threshold", "seed",
-    "interval_steps", "steps", "failures", "restores", "as_restored", "point", "size",
+    "interval_steps", "steps", "failures", "restores", "unplanned", "as_restored", "point", "size",
     "fix", "search", "axis_key", "axis_value", "varied",
 )  # fmt: skip
 
@@ -52,7 +53,8 @@ def words(run: Run) -> dict[str, Any]:
     told["varied"] = json.dumps(run.get("varied", {}), sort_keys=True)
     if axis := run.get("axis"):
         told |= {"axis_key": axis["key"], "axis_value": json.dumps(axis["value"], sort_keys=True)}
-    return told | {"failures": len(run["failures"]), "restores": len(run["restores"])}
+    counts = {name: len(run[name]) for name in ("failures", "restores")}
+    return told | counts | {"unplanned": unplanned(run)}
 
 
 def figures(run: Run) -> dict[str, float | None]:
@@ -104,7 +106,10 @@ def figures(run: Run) -> dict[str, float | None]:
 
 
 def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figure | None]]]:
-    """For each setting its first run, its seeds, and every number as mean and spread over them."""
+    """For each setting its first run, its seeds, and every number as mean and spread over them.
+
+    Runs that were interrupted stand apart from those that were not.
+    """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         named = words(run)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dynaquant_core.errors import ConfigError, ExperimentError
-from dynaquant_core.experiments.price import LAW, LAW_RANGE, Price, prices
+from dynaquant_core.experiments.price import LAW, LAW_METRIC, LAW_RANGE, Price, prices
 
 __all__ = ["SHIPPED", "Option", "Wish", "nearest_options", "read_figures", "read_prices"]
 
@@ -97,7 +97,8 @@ class Option:
 
     Args:
         measured: the figures.
-        cost: final cost that the law expects of the wish, a share; None where stale is not known.
+        cost: final cost that the law expects of the wish, a share; None where stale is not known, or where
+            the final metric is none that the law is about.
         cost_range: the same with the law's lowest and highest factor.
         stored: bytes of all checkpoints' weights; None without a number of parameters.
     """
@@ -130,15 +131,15 @@ def nearest_options(wish: Wish, figures: Sequence[Price]) -> list[Option]:
     return [_option(wish, entry) for entry in nearest.values()]
 
 
-def _distance(wish: Wish, entry: Price) -> tuple[float, float]:
-    """Threshold first, then interval and restores together; all as factors."""
+def _distance(wish: Wish, entry: Price) -> tuple[float, float, int]:
+    """Threshold first, then interval and restores together, as factors; then restores that were planned."""
     threshold = 0.0
     if wish.threshold is not None:  # a run that was allowed nothing is no neighbour of one that was
         near = entry.threshold > 0
         threshold = abs(math.log(entry.threshold / wish.threshold)) if near else math.inf
     interval = abs(math.log(entry.interval / wish.interval))
     restores = abs(math.log((entry.restores + 1) / (wish.restores + 1)))
-    return threshold, interval + restores
+    return threshold, interval + restores, entry.unplanned
 
 
 def _option(wish: Wish, entry: Price) -> Option:
@@ -147,7 +148,7 @@ def _option(wish: Wish, entry: Price) -> Option:
         stored = wish.parameters * WEIGHT_BYTES * wish.checkpoints / entry.ratio.mean
     if not wish.restores:
         return Option(entry, 0.0, (0.0, 0.0), stored)
-    if entry.stale is None:
+    if entry.stale is None or entry.metric != LAW_METRIC:
         return Option(entry, None, None, stored)
     lost = max(0.0, entry.stale.mean) * wish.lost
     return Option(entry, LAW * lost, (LAW_RANGE[0] * lost, LAW_RANGE[1] * lost), stored)

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.experiments.restores import restored, unplanned
 from dynaquant_core.methods.registry import resolve_method
 
 __all__ = [
     "LAW",
+    "LAW_METRIC",
     "LAW_RANGE",
     "Figure",
     "Price",
     "held_label",
+    "kills_label",
     "method_label",
     "prices",
     "training_label",
@@ -32,6 +35,9 @@ __all__ = [
 #: Final cost per unit of the sum of stale x interval, and the range in which it was measured.
 LAW = 0.10
 LAW_RANGE = (0.05, 0.15)
+
+#: The final metric that it is about; of any other it says nothing.
+LAW_METRIC = "loss"
 
 #: Sections that decide about the uninterrupted run.
 TRAINING = ("model", "data", "optimizer", "evaluate", "pretrained", "steps")
@@ -75,7 +81,7 @@ class Price:
         moments: policy for the optimizer's moments.
         threshold: of the checkpoints.
         interval: steps between checkpoints, a share of the training.
-        restores: how many.
+        restores: how many, with those that were not planned.
         seeds: of the runs.
         ratio: of the weights, key checkpoints and saves after a restore included.
         stale, noise, er: of the checkpoints restored from; without restores of all.
@@ -83,6 +89,8 @@ class Price:
         cost: relative degradation of the final held-out metric.
         train_cost: of the mean training loss over the last interval.
         floor: standard deviation of the uninterrupted runs' final metric over seeds, relative to its mean.
+        metric: the final one.
+        unplanned: how many of the restores an interruption made, which no failure was planned for.
     """
 
     model: str
@@ -103,10 +111,14 @@ class Price:
     cost: Figure | None
     train_cost: Figure | None
     floor: float | None
+    metric: str = LAW_METRIC
+    unplanned: int = 0
 
 
 def prices(results: Mapping[str, Any]) -> list[Price]:
     """One entry for each setting of a results.json, in its order.
+
+    Runs that were interrupted have entries of their own: they were restored, whatever was planned.
 
     Args:
         results: what the file holds.
@@ -115,7 +127,8 @@ def prices(results: Mapping[str, Any]) -> list[Price]:
     for run in results["runs"]:
         key = ("model", "parameters", "data", "moments", "max_chain", "threshold", "interval_steps", "steps")
         label = method_label(run) + held_label(run)
-        groups[(*(run.get(name) for name in key), label, len(run["failures"]))].append(run)
+        setting = (label, run["final"]["metric"], len(run["failures"]), unplanned(run))
+        groups[(*(run.get(name) for name in key), *setting)].append(run)
     device = _device(results["environment"])
     return [_price(runs, results["runs"], device) for runs in groups.values()]
 
@@ -132,7 +145,7 @@ def _price(runs: Sequence[Run], everything: Sequence[Run], device: str) -> Price
         moments=first["moments"],
         threshold=first["threshold"],
         interval=first["interval_steps"] / first["steps"],
-        restores=len(first["failures"]),
+        restores=len(first["failures"]) + unplanned(first),
         seeds=sorted(run["seed"] for run in runs),
         ratio=Figure.of(run["totals"]["weights_ratio"] for run in runs),
         stale=Figure.of(movement(run, "stale") for run in runs),
@@ -142,6 +155,8 @@ def _price(runs: Sequence[Run], everything: Sequence[Run], device: str) -> Price
         cost=Figure.of(run["final"]["relative_degradation"] for run in runs),
         train_cost=Figure.of(run["final"]["train_relative_degradation"] for run in runs),
         floor=uninterrupted(alike)[1],
+        metric=first["final"]["metric"],
+        unplanned=unplanned(first),
     )
 
 
@@ -156,7 +171,7 @@ def uninterrupted(runs: Sequence[Run]) -> tuple[Figure | None, float | None]:
 
 def movement(run: Run, name: str) -> float | None:
     """Mean of stale, noise or er over the checkpoints that were restored from, or over all where none was."""
-    entries = run["restores"] or run["checkpoints"]
+    entries = restored(run) or run["checkpoints"]
     known = [(entry["movement_lost"] or {}).get(name) for entry in entries]
     figure = Figure.of(known)
     return None if figure is None else figure.mean
@@ -179,6 +194,16 @@ def method_label(run: Run) -> str:
         usual = {}
     changed = {key: value for key, value in options.items() if key not in usual or usual[key] != value}
     return " ".join([name, *(f"{key}={value}" for key, value in (profile | changed).items())])
+
+
+def kills_label(planned: int, unplanned: int) -> str:
+    """How often a run was restored: as planned, and beyond that.
+
+    Example:
+        >>> kills_label(2, 0), kills_label(0, 1)
+        ('2', '0 (+1 unplanned)')
+    """
+    return f"{planned} (+{unplanned} unplanned)" if unplanned else str(planned)
 
 
 def held_label(run: Run) -> str:
@@ -213,7 +238,7 @@ def training_label(run: Run) -> str:
 def _training(run: Run) -> tuple[Any, ...]:
     """What decides the uninterrupted run of a seed."""
     told = ("model", "parameters", "data", "steps", "interval_steps")
-    return (*(run[name] for name in told), training_label(run))
+    return (*(run[name] for name in told), run["final"]["metric"], training_label(run))
 
 
 def _device(environment: Mapping[str, Any]) -> str:

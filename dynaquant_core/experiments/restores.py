@@ -10,7 +10,7 @@ from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
 
-__all__ = ["lives_of", "lost_training", "restore_entries", "restores_of", "rework"]
+__all__ = ["lives_of", "lost_training", "restore_entries", "restored", "restores_of", "rework", "unplanned"]
 
 
 def lives_of(diary: Sequence[Event]) -> list[list[Event]]:
@@ -81,6 +81,26 @@ def lost_training(restores: Sequence[Mapping[str, Any]]) -> float | None:
                 return None
             total += stale * restore["span"]
     return total
+
+
+def restored(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Restores of an entry of results.json that went on from a checkpoint; the others began anew.
+
+    Example:
+        >>> restored({"restores": [{"restored_step": 0}, {"restored_step": 10}]})
+        [{'restored_step': 10}]
+    """
+    return [restore for restore in run["restores"] if restore["restored_step"] > 0]
+
+
+def unplanned(run: Mapping[str, Any]) -> int:
+    """How many of them no failure was planned for: the command or a process was killed, and the run resumed.
+
+    Example:
+        >>> unplanned({"failures": [15], "restores": [{"restored_step": 10}, {"restored_step": 20}]})
+        1
+    """
+    return max(0, len(restored(run)) - len(run["failures"]))
 
 
 def rework(life: Sequence[Event], experiment: Experiment, baseline: Baseline) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.price import TRAINING
 
 __all__ = ["varied"]
 
@@ -20,7 +21,8 @@ TOLD = frozenset(
 def varied(runs: Sequence[Experiment]) -> list[dict[str, Any]]:
     """For each run its values of the settings that tell it from others of the same model, by dotted key.
 
-    No more settings than are needed for that: of optimizers that differ in their names, the names.
+    No more settings than are needed for that: of optimizers that differ in their names, the names.  Those
+    that decide about the training come first, and tell different trainings apart by themselves.
 
     Args:
         runs: of one grid.
@@ -54,12 +56,21 @@ def _leaves(prefix: str, data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _telling(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that tell apart all of these that differ; each tells some apart that those before it do not."""
+    """Keys that tell apart all of these that differ; each tells some apart that those before it do not.
+
+    Uninterrupted runs are put together by the keys of `TRAINING` alone, so that nothing else may stand in for
+    one of them.
+    """
     chosen: list[str] = []
     apart = [""] * len(settings)
-    for key in dict.fromkeys(key for each in settings for key in each):
+    for key in sorted(dict.fromkeys(key for each in settings for key in each), key=_decides_nothing):
         finer = [f"{known} {json.dumps(each.get(key))}" for known, each in zip(apart, settings, strict=True)]
         if len(set(finer)) > len(set(apart)):
             chosen.append(key)
             apart = finer
     return chosen
+
+
+def _decides_nothing(key: str) -> bool:
+    """Whether the training is the same whatever this is."""
+    return key.partition(".")[0] not in TRAINING

@@ -109,8 +109,8 @@ def test_seeds_are_put_together_and_settings_kept_apart(searched: Results) -> No
         entry["degradation"]["search"] = one["checkpoints"][0]["degradation"]["search"] + change
     tighter = copy.deepcopy(one) | {"threshold": 0.01}
     first, second = axis_rows([one, tighter, other])
-    assert (first["setting"], first["seeds"]) == ("5.0%", "2")
-    assert (second["setting"], second["seeds"]) == ("1.0%", "1")
+    assert (first["setting"], first["seeds"]) == ("5%", "2")
+    assert (second["setting"], second["seeds"]) == ("1%", "1")
     means = [figures(run)["degradation_mean"] for run in (one, other)]
     spread = statistics.stdev(means)
     assert first["degradation"] == f"{sum(means) / 2:+.2%} ± {spread:.2%}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import builtins
+import csv
 import json
 import re
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 from dynaquant_core.errors import DependencyError
 from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config import validate
-from dynaquant_core.experiments.report import summary, write_report
+from dynaquant_core.experiments.report import seed_rows, summary, write_report
 from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.report.palette import plain_numbers
 from dynaquant_core.experiments.report.plots import PLOTS, draw
+from dynaquant_core.experiments.report.price import draw_price
+from dynaquant_core.experiments.report.spreadsheet import table_text
 from dynaquant_core.experiments.report.tradeoff import draw_tradeoff
 from dynaquant_core.experiments.restores import lost_training
 from dynaquant_core.experiments.results import Results, run_entry
@@ -199,6 +202,38 @@ def test_the_summary_says_what_was_saved_and_what_broke(results: Results) -> Non
     assert (row["ratio"], row["weights ratio"], row["kills"]) == ("5.8x", "13.3x", "1")
     assert row["threshold met"] == "1 of 2"
     assert row["degradation"] == "+5.00%"
+
+
+def test_an_interrupted_run_is_counted_and_averaged_apart(results: Results, tiny: dict[str, Any]) -> None:
+    undisturbed = [event for event in diary() if event["event"] not in {"killed", "start"}]
+    begun = {"event": "start", "restored": 0}
+    quiet = entry(tiny, [begun, *undisturbed], seed=0)
+    anew = entry(tiny, [begun, begun, *undisturbed], seed=1)
+    resumed = entry(tiny, [event for event in diary() if event["event"] != "killed"], seed=2)
+    results.data["runs"] = [quiet, anew, resumed]
+    assert [row["kills"] for row in summary(results)] == ["0", "0", "0 (+1 unplanned)"]
+    assert [(row["kills"], row["seeds"]) for row in seed_rows(results.data["runs"])] == [
+        ("0", "2"),
+        ("0 (+1 unplanned)", "1"),
+    ]
+    table = list(csv.DictReader(table_text(results.data["runs"]).splitlines()))
+    assert [(row["failures"], row["restores"], row["unplanned"]) for row in table] == [
+        ("0", "0", "0"),
+        ("0", "1", "0"),
+        ("0", "1", "1"),
+    ]
+
+
+@pytest.mark.parametrize(("metric", "said"), [("loss", True), ("accuracy", False)])
+def test_the_law_is_told_of_a_loss_only(results: Results, metric: str, said: bool) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
+    results.data["runs"][0]["final"]["metric"] = metric
+    text = page(results, [{}])
+    assert "The price of a restore" in text
+    assert ("loss grows by about 10%" in text) is said
+    draw_price(figure, results.data["runs"])
+    drawn = [line.get_label() for line in figure.axes[0].lines]
+    assert ("10% a unit" in drawn) is said
 
 
 def test_the_page_needs_no_other_file(results: Results) -> None:

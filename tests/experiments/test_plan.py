@@ -20,7 +20,7 @@ from dynaquant_core.methods.registry import resolve_method
 def run(seed: int, k: int, *, cost: float = 0.02, stale: float = 0.4, **changes: Any) -> dict[str, Any]:
     """A run of 100 steps with a checkpoint every 10, as results.json has it."""
     lost = {"stale": stale, "noise": 1.0, "er": None}
-    restores = [{"movement_lost": lost, "span": 0.1} for _ in range(k)]
+    restores = [{"restored_step": 10, "movement_lost": lost, "span": 0.1} for _ in range(k)]
     return {
         "method": "dynaquant",
         "options": resolve_method("dynaquant").options(),
@@ -115,6 +115,34 @@ def test_the_nearest_setting_is_taken_for_each_method_and_threshold() -> None:
     assert nearest_options(Wish(0, 0.02), table)[0].measured is table[2]
     loose = [price(threshold=0.0), price(threshold=0.5, interval=0.02)]
     assert nearest_options(Wish(9, 0.1, threshold=0.1), loose)[0].measured is loose[1]
+
+
+def test_an_interrupted_run_is_no_figure_of_a_run_without_restores() -> None:
+    (once,) = run(0, 1)["restores"]
+    interrupted = run(1, 0, cost=0.5) | {"restores": [once]}
+    quiet, broken = prices(results(run(0, 0, cost=0.0), interrupted))
+    assert (quiet.restores, quiet.unplanned, quiet.seeds, quiet.cost) == (0, 0, [0], Figure(0.0))
+    assert (broken.restores, broken.unplanned, broken.seeds, broken.cost) == (1, 1, [1], Figure(0.5))
+    assert [row["restores"] for row in price_rows([quiet, broken])] == ["0", "0 (+1 unplanned)"]
+    assert nearest_options(Wish(0, 0.1), [broken, quiet])[0].measured is quiet
+    (planned,) = prices(results(run(0, 1)))
+    assert nearest_options(Wish(1, 0.1), [broken, planned])[0].measured is planned
+
+
+def test_a_run_that_began_anew_was_not_restored() -> None:
+    nothing = {"restored_step": 0, "movement_lost": None, "span": 0.0}
+    (entry,) = prices(results(run(0, 0) | {"restores": [nothing]}))
+    assert (entry.restores, entry.unplanned, entry.stale) == (0, 0, Figure(0.2))
+
+
+def test_the_law_says_nothing_of_an_accuracy() -> None:
+    final = run(0, 5)["final"] | {"metric": "accuracy"}
+    (entry,) = prices(results(run(0, 5, final=final)))
+    (row,) = price_rows([entry])
+    assert (row["stale x interval"], row["law"], row["final cost"]) == ("0.200", "-", "+2.00%")
+    (option,) = nearest_options(Wish(9, 0.1), [entry])
+    assert (option.cost, option.cost_range) == (None, None)
+    assert nearest_options(Wish(0, 0.1), [entry])[0].cost == 0.0
 
 
 def test_the_law_is_applied_to_the_training_between_restores() -> None:

@@ -17,7 +17,7 @@ from dynaquant_core.experiments import Results, summary
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.report import write_report
-from dynaquant_core.experiments.report.rework import bucket_rows
+from dynaquant_core.experiments.report.buckets import bucket_rows
 from dynaquant_core.experiments.rework.buckets import bucket_errors, bucket_words
 from dynaquant_core.experiments.rework.interval import mean_interval, ratio_interval
 from dynaquant_core.experiments.rework.run import count_rework

@@ -16,6 +16,9 @@ from dynaquant_core.experiments.report.ablation import axis_rows
 from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.varied import varied
 
+#: What a line about uninterrupted runs needs of an entry.
+ENTRY = {"model": "gpt", "parameters": 1000, "data": "a", "seed": 0, "final": {"baseline": 1.0}}
+
 
 def runs_of(tiny: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
     return varied(expand(validate(tiny | changes, "tiny")))
@@ -41,6 +44,35 @@ def test_no_more_is_told_than_is_needed() -> None:
     told = [(run.model.name, run.optimizer.name, each) for run, each in zip(runs, varied(runs), strict=True)]
     assert {json.dumps(each) for name, _, each in told if name == "char_gpt"} == {"{}"}
     assert all(each == {"optimizer.name": trained} for name, trained, each in told if name == "resnet")
+
+
+@pytest.mark.parametrize("key", ["evaluate.metric", "data.batch", "steps"])
+def test_nothing_else_stands_in_for_what_decides_the_training(tiny: dict[str, Any], key: str) -> None:
+    values = {"evaluate.metric": ["loss", "accuracy"], "data.batch": [4, 8], "steps": [40, 80]}[key]
+    other = ["moments", "max_chain", "exact"]  # each comes earlier or later, and tells the two apart as well
+    grid = [
+        {**{name: [value] for name, value in zip(other, settings, strict=True)}, key: [own]}
+        for settings, own in zip((["8bit", 2, []], ["exact", 8, ["head"]]), values, strict=True)
+    ]
+    found = runs_of(tiny, grid=grid)
+    assert found == [{key: value} for value in values]
+    entries = [
+        {
+            "model": "gpt",
+            "parameters": 1000,
+            "data": "a",
+            "seed": 0,
+            "final": {"baseline": 1.0},
+            "varied": each,
+        }
+        for each in found
+    ]
+    assert len(spread_lines(entries)) == 2
+
+
+def test_uninterrupted_runs_on_other_data_are_another_training() -> None:
+    lines = spread_lines([ENTRY, {**ENTRY, "data": "b", "seed": 1}])
+    assert [line.partition(",")[0] for line in lines] == ["gpt 1k on a", "gpt 1k on b"]
 
 
 @pytest.mark.parametrize("key", ["optimizer.lr", "optimizer"])

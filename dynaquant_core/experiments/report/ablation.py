@@ -11,6 +11,7 @@ from dynaquant_core.experiments.price import Figure, Run, method_label, varied_l
 from dynaquant_core.experiments.report.measured import bins_rows, coder_rows, draw_bins, draw_coders
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, percent
+from dynaquant_core.experiments.restores import unplanned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -137,6 +138,7 @@ def draw_axis(canvas: Canvas, runs: Sequence[Run]) -> None:
                 label=label,
             )
         axes.set_xticks(range(len(values)), values, rotation=45, ha="right", fontsize="small")
+        axes.set_xlabel(runs[0]["axis"]["key"])
         axes.set_title(title, fontsize="small")
     if len(names) > 1:
         axes.legend(frameon=False, fontsize="x-small")
@@ -168,8 +170,9 @@ def _line(run: Run) -> tuple[Any, ...]:
     parts = {
         "model": f"{run['model']} ({run['parameters']:,})",
         "method": method_label({**run, "options": options}),
-        "threshold": percent(run["threshold"], digits=1),
+        "threshold": percent(run["threshold"], digits=None),
         "failures": f"{len(run['failures'])} failures",
+        "unplanned": f"{unplanned(run)} unplanned",
         "moments": f"moments {run['moments']}",
         "checkpoint_every": f"every {run['interval_steps']}",
         "fix": str(run["fix"] or "nothing fixed"),
@@ -191,4 +194,5 @@ def _lines(runs: Sequence[Run]) -> dict[tuple[Any, ...], str]:
     """Line -> what tells it from the others, in words."""
     lines = list(dict.fromkeys(_line(run) for run in runs))
     differing = [place for place, column in enumerate(zip(*lines, strict=True)) if len(set(column)) > 1]
-    return {line: ", ".join(line[place] for place in differing) or "all" for line in lines}
+    words = {line: [line[place] for place in differing if line[place]] for line in lines}
+    return {line: ", ".join(told) or "all" for line, told in words.items()}

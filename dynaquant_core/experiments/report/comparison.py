@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dynaquant_core.experiments.figures import by_model, by_setting, saving, setting_label
-from dynaquant_core.experiments.price import Figure, Run
+from dynaquant_core.experiments.price import Figure, Run, kills_label
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.systems import system_rows, system_runs
 from dynaquant_core.experiments.report.table import Row, percent
+from dynaquant_core.experiments.restores import unplanned
 
 __all__ = ["comparison_rows", "seed_rows"]
 
@@ -58,6 +59,6 @@ def comparison_rows(runs: Sequence[Run]) -> list[Row]:
 def _row(run: Run, seeds: Sequence[int], numbers: Mapping[str, Figure | None]) -> Row:
     told = {title: figure_text(numbers[name], form) for title, (name, form) in COLUMNS.items()}
     trains = (run.get("of") or run["kind"]) == "train"
-    kills = {"kills": str(len(run["failures"]))} if trains else {}
+    kills = {"kills": kills_label(len(run["failures"]), unplanned(run))} if trains else {}
     named = {"method": setting_label(run), "threshold": percent(run["threshold"]), "seeds": str(len(seeds))}
     return {**named, **kills, **told}

@@ -32,7 +32,7 @@ def draw_history(canvas: Canvas, runs: Sequence[Run]) -> None:
             _line(axes, run, how[label].colour, how[label].mark, None if label in named else label)
             named.add(label)
         _restores(axes, list(first.values()))
-        axes.set(xlabel=f"step (threshold {percent(threshold, digits=1)})", title=model, yscale="log")
+        axes.set(xlabel=f"step (threshold {percent(threshold, digits=None)})", title=model, yscale="log")
         plain_numbers(axes.yaxis)
     panels[0].set_ylabel("raw / stored (weights)")
     canvas.legend(frameon=False, fontsize="small", loc="outside right center")

@@ -77,7 +77,7 @@ def bins_rows(runs: Sequence[Run]) -> list[Row]:
     for name, thresholds in _by_name(runs).items():
         rows.append({"model": name[0], "method": name[1]})
         for threshold, entries in sorted(thresholds.items()):
-            rows[-1][percent(threshold, digits=1)] = bins_text(entries)
+            rows[-1][percent(threshold, digits=None)] = bins_text(entries)
     return rows
 
 
@@ -91,7 +91,7 @@ def draw_bins(canvas: Canvas, runs: Sequence[Run]) -> None:
             entries = [entry for entry in found.get(threshold, []) if entry["bins"] is not None]
             points = [(entry["step"], entry["bins"]) for entry in entries]
             axes.plot([step for step, _ in points], [bins for _, bins in points], "o", label=" ".join(name))
-        axes.set(xlabel="step", title=f"threshold {percent(threshold, digits=1)}")
+        axes.set(xlabel="step", title=f"threshold {percent(threshold, digits=None)}")
         axes.set_yscale("log", base=2)
     panels[0].set_ylabel("bins")
     plain_numbers(panels[0].yaxis)  # which all share

@@ -14,7 +14,7 @@ from dynaquant_core.experiments.price import Run, prices
 from dynaquant_core.experiments.report.ablation import ablation_parts
 from dynaquant_core.experiments.report.comparison import comparison_rows
 from dynaquant_core.experiments.report.overhead import overhead_rows
-from dynaquant_core.experiments.report.price import has_restores, price_rows, spread_lines
+from dynaquant_core.experiments.report.price import has_restores, law_holds, price_rows, spread_lines
 from dynaquant_core.experiments.report.published import SOURCE, published_rows
 from dynaquant_core.experiments.report.sections import sections_of
 from dynaquant_core.experiments.report.table import Row, checkpoint_rows, restore_rows, summary
@@ -109,10 +109,14 @@ def _price(results: Results, plots: Mapping[str, bytes]) -> list[str]:
     runs = results.data["runs"]
     if not has_restores(runs):
         return []
+    law = (
+        "The final loss grows by about 10% for each unit of stale x interval, summed over the restores; "
+        "noise heals.  "
+    )
     words = (
-        "A restore loses movement of the training that its checkpoint does not hold: stale, a share.  The "
-        "final loss grows by about 10% for each unit of stale x interval, summed over the restores; noise "
-        "heals.  Band: what uninterrupted runs of other seeds differ by.  Hollow marks: thresholds above 1%."
+        "A restore loses movement of the training that its checkpoint does not hold: stale, a share.  "
+        f"{law if law_holds(runs) else ''}Band: what uninterrupted runs of other seeds differ by.  Hollow "
+        "marks: thresholds above 1%."
     )
     parts = ["<h2>The price of a restore</h2>", f"<p>{words}</p>"]
     parts += [_image(TITLES[name], plots[name]) for name in ("price", "recovery") if name in plots]

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 from dynaquant_core.experiments.figures import by_model
 from dynaquant_core.experiments.price import (
     LAW,
+    LAW_METRIC,
     LAW_RANGE,
     Figure,
     Price,
     Run,
+    kills_label,
     method_label,
     training_label,
     uninterrupted,
 )
 from dynaquant_core.experiments.report.palette import GREY, looks
 from dynaquant_core.experiments.report.table import Row, percent
+from dynaquant_core.experiments.restores import restored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from dynaquant_core.experiments.report.palette import Look
 
-__all__ = ["draw_price", "figure_text", "has_restores", "price_rows", "spread_lines"]
+__all__ = ["draw_price", "figure_text", "has_restores", "law_holds", "price_rows", "spread_lines"]
 
 #: Least right end of the axis of stale x interval.
 LEAST_SUM = 0.1
@@ -33,27 +36,33 @@ LEAST_SUM = 0.1
 
 def has_restores(runs: Sequence[Run]) -> bool:
     """Whether there is a price to show."""
-    return any(run["restores"] for run in runs)
+    return any(restored(run) for run in runs)
+
+
+def law_holds(runs: Sequence[Run]) -> bool:
+    """Whether the law of restores says something about any of them."""
+    return any(run["final"]["metric"] == LAW_METRIC for run in runs if restored(run))
 
 
 def price_rows(entries: Sequence[Price]) -> list[Row]:
-    """A row for each setting."""
+    """A row for each setting; the law has a word where the final metric is a loss."""
     return [_row(entry) for entry in entries]
 
 
 def _row(entry: Price) -> Row:
+    law = None if entry.lost is None or entry.metric != LAW_METRIC else LAW * entry.lost.mean
     return {
         "method": entry.method,
         "threshold": percent(entry.threshold),
         "interval": percent(entry.interval, digits=1),
-        "restores": str(entry.restores),
+        "restores": kills_label(entry.restores - entry.unplanned, entry.unplanned),
         "seeds": str(len(entry.seeds)),
         "weights ratio": figure_text(entry.ratio, "{:.1f}x"),
         "stale": figure_text(entry.stale, "{:.3f}"),
         "noise": figure_text(entry.noise, "{:.2f}"),
         "er": figure_text(entry.er, "{:.2f}"),
         "stale x interval": figure_text(entry.lost, "{:.3f}"),
-        "law": "-" if entry.lost is None else percent(LAW * entry.lost.mean, signed=True),
+        "law": percent(law, signed=True),
         "final cost": figure_text(entry.cost, "{:+.2%}"),
         "train loss cost": figure_text(entry.train_cost, "{:+.2%}"),
     }
@@ -88,8 +97,10 @@ def _trainings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by what was trained and how: their uninterrupted runs differ in the seed only."""
     found: dict[str, list[Run]] = {}
     for model, mine in by_model(runs).items():
+        several = len({run["data"] for run in mine}) > 1
         for run in mine:
-            found.setdefault(model + training_label(run), []).append(run)
+            data = f" on {run['data']}" if several else ""
+            found.setdefault(model + data + training_label(run), []).append(run)
     return found
 
 
@@ -106,17 +117,18 @@ def _spread_line(runs: Sequence[Run]) -> str:
 
 
 def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """Left: final cost over the sum of stale x interval, a mark a run, with the law; right: over the ratio.
+    """Left: final cost over the sum of stale x interval, a mark a run; right: over the ratio.
 
-    The grey band is what uninterrupted runs of other seeds differ by, where there is one training only.
+    The law is drawn where a final metric is a loss.  The grey band is what uninterrupted runs of other seeds
+    differ by, where there is one training only.
     """
     left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    restored = [run for run in runs if run["restores"] and run["final"]["relative_degradation"] is not None]
+    priced = [run for run in runs if restored(run) and run["final"]["relative_degradation"] is not None]
     for label, look in looks(runs).items():
-        mine = [run for run in restored if method_label(run) == label]
+        mine = [run for run in priced if method_label(run) == label]
         _marks(left, mine, [run["stale_times_interval"] for run in mine], look, label)
         _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], look, label)
-    _law(left, restored)
+    _law(left, [run for run in priced if law_holds([run])])
     floor = uninterrupted(runs)[1] if len(_trainings(runs)) == 1 else None
     for axes in (left, right):
         axes.axhline(0, color=GREY, linewidth=0.8)
@@ -141,7 +153,7 @@ def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], look
             100 * run["final"]["relative_degradation"],
             look.mark,
             color=look.colour,
-            markersize=4 + 0.5 * len(run["restores"]),
+            markersize=4 + 0.5 * len(restored(run)),
             markerfacecolor="none" if run["threshold"] > 0.01 else look.colour,
             label=None if named else label,
         )

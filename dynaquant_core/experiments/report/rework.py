@@ -1,12 +1,13 @@
-"""Rework of an experiment: what failures cost in iterations, what stages save, which buckets matter."""
+"""Rework of an experiment: what failures cost in iterations, and what stages of LC-Checkpoint save."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynaquant_core.experiments.price import Run, method_label, varied_label
-from dynaquant_core.experiments.report.palette import COLOURS, looks
+from dynaquant_core.experiments.report.palette import GREY, looks
 from dynaquant_core.experiments.report.table import Row, configuration, number, percent, size, times
 from dynaquant_core.experiments.rework.interval import Interval, mean_interval, ratio_interval
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 __all__ = [
-    "bucket_rows",
-    "bucket_runs",
-    "draw_buckets",
     "draw_rework",
     "failing_runs",
     "rework_rows",
@@ -29,15 +27,21 @@ OURS = "lc"
 #: Which stages of it are added to which, by what is added.
 ADDED = {"P": ("E", "EP"), "H": ("EP", "EPH")}
 
+#: Settings of a grid that a place names in words of its own.
+NAMED = frozenset(
+    {"checkpoint_every", "steps", *(f"rework.{key}" for key in ("flat", "order", "repeats", "most"))}
+)
+#: How many words of a place are always said; the others where they tell settings apart.
+ALWAYS = 3
+#: So many labels of places fit beside each other.
+SIDE_BY_SIDE = 4
+#: One for each place.
+MARKS = "os^DvPX*<>"
+
 
 def failing_runs(runs: Sequence[Run]) -> list[Run]:
     """Those that count rework."""
     return [run for run in runs if run.get("rework") is not None]
-
-
-def bucket_runs(runs: Sequence[Run]) -> list[Run]:
-    """Those that measure buckets."""
-    return [run for run in runs if run.get("buckets") is not None]
 
 
 def rework_rows(runs: Sequence[Run]) -> list[Row]:
@@ -64,31 +68,39 @@ def _training(run: Run) -> tuple[Any, ...]:
     rework = run["rework"]
     return (
         *(run[name] for name in ("model", "parameters", "data", "steps")),
-        *(rework[name] for name in ("size", "repeats", "order", "flat")),
+        *(rework[name] for name in ("size", "repeats", "order", "most", "flat")),
         varied_label(run),
     )
 
 
 def _row(alike: Sequence[Run], settings: Sequence[Sequence[Run]]) -> Row:
     run, rework = alike[0], alike[0]["rework"]
-    seconds = rework["seconds"]
+    seconds = {
+        name: statistics.fmean(each["rework"]["seconds"][name] for each in alike)
+        for name in ("iteration", "save")
+    }
     return {
         "model": run["model"],
         "method": method_label(run) + varied_label(run),
         "point": configuration(run["point"]),
-        "size": percent(rework["size"], digits=0),
+        "size": percent(rework["size"], digits=None),
         "every": str(run["interval_steps"]),
         "tensors": "one" if rework["flat"] else "as they are",
         "repeats": str(len(_iterations(alike))),
         "rework": interval_text(mean_interval(_iterations(alike))),
         f"x {OURS}": interval_text(_against(alike, settings)),
         "given up": str(sum(each["rework"]["given_up"] for each in alike)),
-        "checkpoint": size(rework["bytes_mean"]),
-        "of the model": percent(rework["share"]),
-        "ratio": times(rework["ratio"]),
+        "checkpoint": size(_mean(alike, "bytes_mean")),
+        "of the model": percent(_mean(alike, "share")),
+        "ratio": times(_mean(alike, "ratio")),
         "iteration (ms)": number(1e3 * seconds["iteration"], digits=1),
         "save (ms)": number(1e3 * seconds["save"], digits=1),
     }
+
+
+def _mean(alike: Sequence[Run], name: str) -> float:
+    """A figure of a run's rework over the seeds."""
+    return statistics.fmean(run["rework"][name] for run in alike)
 
 
 def _iterations(alike: Sequence[Run]) -> list[float]:
@@ -167,77 +179,72 @@ def _told(run: Run | None) -> str:
     return f"{size(run['rework']['bytes_mean'])}, {times(run['rework']['ratio'])}"
 
 
-def bucket_rows(runs: Sequence[Run]) -> list[Row]:
-    """A row for each change: the errors of its largest exponents, both signs together, and of the rest."""
-    return [_bucket_row(run, change) for run in runs for change in run["buckets"]]
-
-
-def _bucket_row(run: Run, change: dict[str, Any]) -> Row:
-    by_rank = _by_rank(change["buckets"])
-    told = {f"rank {rank}": number(error, digits=4) for rank, error in enumerate(by_rank[:6], 1)}
-    rest = max((error for error in by_rank[6:] if error is not None), default=None)
-    return {
-        "model": run["model"],
-        "seed": str(run["seed"]),
-        "after": str(change["after"]),
-        "iterations": str(change["iterations"]),
-        "buckets": str(len(change["buckets"])),
-        **told,
-        "largest of the rest": number(rest, digits=4),
-    }
-
-
-def _by_rank(buckets: Sequence[dict[str, Any]]) -> list[float | None]:
-    """The larger error of the two signs, by falling exponent."""
-    found: dict[int, list[float]] = {}
-    for bucket in buckets:
-        found.setdefault(bucket["exponent"], [])
-        if bucket["error"] is not None:
-            found[bucket["exponent"]].append(bucket["error"])
-    return [max(found[exponent], default=None) for exponent in sorted(found, reverse=True)]
-
-
 def draw_rework(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """Left: rework of each method by model and point, with intervals; right: the same over bytes stored."""
+    """Left: rework of each method at each place, with intervals; right: the same over bytes stored.
+
+    A place is all that two settings of a method may differ in; on the right each has a mark of its own.
+    """
     left, right = canvas.subplots(1, 2, width_ratios=(3, 2))
     settings = _settings(runs)
-    how = looks([alike[0] for alike in settings])
-    places = list(dict.fromkeys(_place(alike[0]) for alike in settings))
+    how, places = looks([alike[0] for alike in settings]), _places(settings)
     width = 0.8 / len(how)
     for index, (name, look) in enumerate(how.items()):
         mine = [alike for alike in settings if method_label(alike[0]) == name]
-        means = [mean_interval(_iterations(alike)) or Interval(0.0) for alike in mine]
-        errors = [
-            [figure.value - (figure.value if figure.low is None else figure.low) for figure in means],
-            [(figure.value if figure.high is None else figure.high) - figure.value for figure in means],
-        ]
-        across = [places.index(_place(alike[0])) + (index - (len(how) - 1) / 2) * width for alike in mine]
-        values = [figure.value for figure in means]
+        at = [list(places).index(_place(alike[0])) for alike in mine]
+        values, errors = _bars(mine)
+        across = [place + (index - (len(how) - 1) / 2) * width for place in at]
         left.bar(across, values, width, yerr=errors, color=look.colour, ecolor="#333333", label=name)
-        shares = [100 * alike[0]["rework"]["share"] for alike in mine]
-        right.errorbar(shares, values, yerr=errors, fmt="o", color=look.colour, label=name)
-    left.set_xticks(range(len(places)), places, fontsize="small")
+        shares = [100 * _mean(alike, "share") for alike in mine]
+        for x, y, low, high, place in zip(shares, values, *errors, at, strict=True):
+            right.errorbar(x, y, [[low], [high]], fmt=MARKS[place % len(MARKS)], color=look.colour)
+    labels = list(places.values())
+    left.set_xticks(range(len(labels)), labels, fontsize="small")
+    left.tick_params(axis="x", rotation=90 if len(labels) > SIDE_BY_SIDE else 0)
     left.set(ylabel="iterations", title="Rework after a failure (95%)")
     left.legend(frameon=False, fontsize="small")
     right.set(xlabel="stored (% of the model)", ylabel="iterations", title="and at which size")
-    right.set_xlim(left=0)
+    right.set_xlim(0, 1.05 * right.dataLim.x1)
+    for place, told in enumerate(labels):
+        right.plot([], [], MARKS[place % len(MARKS)], color=GREY, label=told.replace("\n", ", "))
+    if len(labels) > 1:
+        right.legend(frameon=False, fontsize="x-small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _place(run: Run) -> str:
+def _bars(settings: Sequence[Sequence[Run]]) -> tuple[list[float], list[list[float]]]:
+    """Mean rework of each setting, and how far its interval reaches below and above it."""
+    means = [mean_interval(_iterations(alike)) or Interval(0.0) for alike in settings]
+    below = [figure.value - (figure.value if figure.low is None else figure.low) for figure in means]
+    above = [(figure.value if figure.high is None else figure.high) - figure.value for figure in means]
+    return [figure.value for figure in means], [below, above]
+
+
+def _place(run: Run) -> tuple[str, ...]:
+    """All that tells runs of a method apart beside their seed, in words: what always, then what may."""
     rework = run["rework"]
-    what = configuration(run["point"]) if rework["size"] is None else f"{rework['size']:.0%}"
-    return f"{run['model']}\n{what}" + ("" if rework["flat"] else "\nby tensor")
+    size = configuration(run["point"]) if rework["size"] is None else percent(rework["size"], digits=None)
+    varied = {key: value for key, value in run.get("varied", {}).items() if key not in NAMED}
+    return (
+        run["model"],
+        size,
+        "" if rework["flat"] else "by tensor",
+        f"every {run['interval_steps']}",
+        f"{rework['order']} batches",
+        f"repeats {rework['repeats']}",
+        f"at most {rework['most']}",
+        f"{run['steps']} steps",
+        f"{run['parameters']:,} parameters",
+        str(run["data"]),
+        varied_label({"varied": varied}).removeprefix(", "),
+    )
 
 
-def draw_buckets(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """The error of leaving out a bucket, by the rank of its exponent: a line a length of the change."""
-    axes = canvas.add_subplot()
-    first = runs[0]["buckets"][0]["after"]
-    for index, change in enumerate(change for change in runs[0]["buckets"] if change["after"] == first):
-        ranks = [(rank, e) for rank, e in enumerate(_by_rank(change["buckets"]), 1) if e]
-        across, up = [rank for rank, _ in ranks], [error for _, error in ranks]
-        colour = COLOURS[index % len(COLOURS)]
-        axes.plot(across, up, "o-", color=colour, label=f"{change['iterations']} iterations")
-    axes.set(xlabel="rank of the exponent", ylabel="error", yscale="log")
-    axes.set_title(f"Error of a change without a bucket, from iteration {first} on")
-    axes.legend(frameon=False, fontsize="small")
+def _places(settings: Sequence[Sequence[Run]]) -> dict[tuple[str, ...], str]:
+    """Each place and its label: the first words of `_place`, and those that differ within the model."""
+    places = list(dict.fromkeys(_place(alike[0]) for alike in settings))
+    found = {}
+    for place in places:
+        columns = zip(*(other for other in places if other[0] == place[0]), strict=True)
+        differing = [len(set(column)) > 1 for column in columns]
+        told = [part for index, part in enumerate(place) if index < ALWAYS or differing[index]]
+        found[place] = "\n".join(part for part in told if part)
+    return found

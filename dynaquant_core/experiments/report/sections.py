@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dynaquant_core.experiments.price import Run
-from dynaquant_core.experiments.report.rework import (
-    bucket_rows,
-    bucket_runs,
-    draw_buckets,
-    draw_rework,
-    failing_runs,
-    rework_rows,
-    stage_rows,
-)
+from dynaquant_core.experiments.report.buckets import bucket_rows, bucket_runs, draw_buckets
+from dynaquant_core.experiments.report.rework import draw_rework, failing_runs, rework_rows, stage_rows
 from dynaquant_core.experiments.report.systems import (
     draw_systems,
     role_rows,

@@ -80,13 +80,19 @@ def state_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def draw_systems(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """The final metric, a line a setting, a mark a seed and its number; grey: trainings without a system."""
+    """The final metric, a line a setting, a mark a seed and its number.
+
+    Grey, as the legend says: the trainings without a system, from the best seed to the worst.
+    """
     models = by_model(runs)
     canvas.set_figheight(max(4.0, 0.5 * max(len(by_setting(mine)) for mine in models.values())))
     panels = canvas.subplots(1, len(models), squeeze=False)[0]
     for axes, (model, mine) in zip(panels, models.items(), strict=True):
         _panel(axes, mine)
         axes.set(xlabel=f"final {mine[0]['final']['metric']}", title=model)
+    canvas.legend(
+        *panels[0].get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower right"
+    )
 
 
 def _panel(axes: Axes, runs: Sequence[Run]) -> None:
@@ -102,7 +108,7 @@ def _panel(axes: Axes, runs: Sequence[Run]) -> None:
             axes.annotate("diverged", (0.02, -index), xycoords=("axes fraction", "data"), va="center")
     plain = [run["final"]["baseline"] for run in runs]
     axes.margins(x=0.12)  # the last number needs room
-    axes.axvspan(min(plain), max(plain), color=GREY, alpha=0.3, linewidth=1)
+    axes.axvspan(min(plain), max(plain), color=GREY, alpha=0.3, linewidth=1, label="without a system")
     wrapped = [fill(label, LABEL) for label in labels]
     axes.set_yticks([-index for index in range(len(labels))], wrapped, fontsize="small")
 

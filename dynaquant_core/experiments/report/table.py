@@ -8,6 +8,8 @@ from typing import Any
 
 from dynaquant_core.experiments.figures import by_model, figures, model_label, setting_label
 from dynaquant_core.experiments.overhead import STAGES_OF_OVERHEAD
+from dynaquant_core.experiments.price import kills_label
+from dynaquant_core.experiments.restores import unplanned
 from dynaquant_core.experiments.results import STAGES, Results
 
 __all__ = ["Row", "checkpoint_rows", "number", "percent", "restore_rows", "size", "spent", "summary", "times"]
@@ -46,7 +48,7 @@ def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
         "method": setting_label(run),
         "seed": str(run["seed"]),
         "threshold": percent(run["threshold"]),
-        "kills": str(len(run["failures"])),
+        "kills": kills_label(len(run["failures"]), unplanned(run)),
         **_stored(run),
         f"final {final['metric']}": f"{final['value']:.4f}",
         "uninterrupted": f"{final['baseline']:.4f}",
@@ -214,16 +216,17 @@ def size(count: float) -> str:
     return f"{count / 1000**power:.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
-def percent(share: float | None, *, signed: bool = False, digits: int = 2) -> str:
-    """A share as a percentage; "-" for None.
+def percent(share: float | None, *, signed: bool = False, digits: int | None = 2) -> str:
+    """A share as a percentage, with as many digits as it has for None; "-" for no share.
 
     Example:
-        >>> percent(0.0123), percent(0.0123, signed=True), percent(None)
-        ('1.23%', '+1.23%', '-')
+        >>> percent(0.0123), percent(0.0123, signed=True), percent(None), percent(0.005, digits=None)
+        ('1.23%', '+1.23%', '-', '0.5%')
     """
     if share is None:
         return "-"
-    return f"{share:+.{digits}%}" if signed else f"{share:.{digits}%}"
+    sign = "+" if signed else ""
+    return f"{100 * share:{sign}.10g}%" if digits is None else f"{share:{sign}.{digits}%}"
 
 
 def number(value: float | None, *, digits: int = 3) -> str:

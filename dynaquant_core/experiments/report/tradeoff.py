@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dynaquant_core.experiments.figures import by_model, figures
 from dynaquant_core.experiments.price import Run, method_label
 from dynaquant_core.experiments.report.palette import GREY, looks, plain_numbers
+from dynaquant_core.experiments.restores import restored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def draw_tradeoff(canvas: Canvas, runs: Sequence[Run]) -> None:
 def _mark(axes: Axes, run: Run, colour: str, mark: str, label: str | None) -> None:
     numbers = figures(run)
     ratio = numbers["ratio_weights"]
-    went_on = run["restores"] or (run.get("of") or run["kind"]) == "transfer"
+    went_on = restored(run) or (run.get("of") or run["kind"]) == "transfer"
     worse = numbers["final_degradation"] if went_on else numbers["degradation_mean"]
     if ratio is None or worse is None:
         return
