@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dynaquant_core.errors import StateMismatchError
 
-__all__ = ["Misfit", "misfits", "require_fit"]
+__all__ = ["Misfit", "loads_plainly", "misfits", "require_fit"]
 
 #: Differences listed in an error before the rest is only counted.
 SHOWN: Final = 8
@@ -91,6 +91,21 @@ def require_fit(what: str, found: Iterable[Misfit]) -> None:
     raise StateMismatchError(
         f"the checkpoint does not fit {what}: {'; '.join(phrases[:SHOWN])}{more}. {advice}; nothing was "
         f"restored."
+    )
+
+
+def loads_plainly(module: nn.Module) -> bool:
+    """Whether a module takes names and shapes as they are; a metric, say, may grow its buffers as it loads.
+
+    Example:
+        >>> loads_plainly(nn.Linear(2, 2))
+        True
+    """
+    own = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
+    return not module._load_state_dict_pre_hooks and all(
+        getattr(type(part), name) is getattr(nn.Module, name)
+        for part in own
+        for name in ("load_state_dict", "_load_from_state_dict")
     )
 
 

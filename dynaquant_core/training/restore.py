@@ -14,7 +14,7 @@ from torch import nn
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import model_state
-from dynaquant_core.training.fit import misfits, require_fit
+from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
 from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import by_number, scheduled_as_now
@@ -152,7 +152,7 @@ def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]
             require_same_scheduler(state, item.state_dict(), what)
         if hasattr(item, "check_state_dict"):
             _ask(what, item, state)
-        elif isinstance(item, nn.Module):
+        elif isinstance(item, nn.Module) and loads_plainly(item):
             require_fit(what, misfits("", item.state_dict(), state, what))
         steps.append(_Step(what, item, state))
     return steps

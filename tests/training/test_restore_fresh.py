@@ -169,3 +169,26 @@ def test_models_optimizers_and_schedulers_left_out_are_said(tmp_path, caplog):
     with checkpoints, caplog.at_level(logging.WARNING):
         checkpoints.restore()
     assert "for lack of an object" not in caplog.text
+
+
+class Seen(nn.Module):
+    """Keeps all that it has seen, as a metric does, and grows as it loads."""
+
+    def __init__(self, count=0):
+        super().__init__()
+        self.register_buffer("seen", torch.arange(float(count)))
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.seen = state[prefix + "seen"]
+
+
+def test_a_module_in_extra_that_grows_as_it_loads_is_asked_nothing_beforehand(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, extra={"seen": Seen(5)}, every=2, **EXACT
+    ) as checkpoints:
+        train(model, optimizer, checkpoints, 2)
+    empty = Seen()
+    model, optimizer = build()
+    assert dq.Checkpointer(tmp_path, model, optimizer, extra={"seen": empty}, **EXACT).restore() == 2
+    assert empty.seen.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
