@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "apart", "kept"]
+from dynaquant_core.training.rng import put_rng_back, rng_state
+
+__all__ = ["GENERATORS", "apart", "kept", "put_rng_back", "rng_state"]  # the last two are the global streams
 
 #: Python's and NumPy's; torch's cannot be copied as these can.
 GENERATORS = (Random, np.random.Generator, np.random.RandomState)

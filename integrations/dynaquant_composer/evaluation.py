@@ -13,7 +13,7 @@ from composer.trainer.trainer import _adjust_device_eval_microbatch_size, _is_cu
 
 from dynaquant_composer.batches import batches_of, untouched_generators
 from dynaquant_core.errors import ConfigError
-from dynaquant_core.training.rng import put_rng_back, rng_state
+from dynaquant_core.plugins.generators import put_rng_back, rng_state
 
 __all__ = ["Evaluation", "bare_model", "metric_of"]
 

@@ -156,8 +156,9 @@ def life(folder, norm, steps, **options):
     ("norm", "options", "same"),
     [
         (nn.BatchNorm2d, {}, True),
-        (nn.BatchNorm2d, {"keep_norm": False}, False),
-        (lambda width: nn.GroupNorm(4, width), {}, False),
+        (nn.BatchNorm2d, {"max_noise": None}, True),
+        (nn.BatchNorm2d, {"keep_norm": False, "max_noise": None}, False),
+        (lambda width: nn.GroupNorm(4, width), {"max_noise": None}, False),
     ],
 )
 def test_a_restored_network_is_as_long_as_it_was_where_only_its_direction_counts(
