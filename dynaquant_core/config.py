@@ -235,7 +235,8 @@ class LatticeOptions(FrozenSettings):
             was last restored: ``"auto"``, 0.5 over what the checkpoint itself costs (its standard error
             added), from 5 to 100 (50 where it is 1% worse, 10 where 5%), and the threshold is a share of what
             the model has learnt, where that is less than its metric; a number above 0; None: the threshold
-            alone decides.  It acts where that movement is known (a Checkpointer, a plugin).
+            alone decides.  That is of all tensors together; of each that is trained it is 100, or the number.
+            It acts where that movement is known (a Checkpointer, a plugin).
             Training heals noise by moving the weights, so noise far above the movement stays, and its cost
             with it (docs/healing.md).
         max_step: widest step of a tensor in standard deviations of its weights, 0.05 to 100, half of it for

@@ -27,6 +27,9 @@ __all__ = ["MAX_THREADS", "in_background", "map_threads", "slices", "thread_coun
 #: More threads than this only fight for memory bandwidth.
 MAX_THREADS = 16
 
+#: Seconds in which a thread that was started has begun.
+AMPLE = 5.0
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -117,10 +120,15 @@ def thread_count() -> int:
     return min(int(text), MAX_THREADS)
 
 
-def in_background(job: Callable[[], object], name: str) -> None:
+def in_background(job: Callable[[], object], name: str, give_up: Callable[[], object]) -> None:
     """Runs a job on a thread of its own, which is no daemon: a program that ends waits for it.
 
     What is asked for once the main thread has ended (`atexit`) runs on the calling one: nobody would wait.
+
+    Args:
+        job: what to run.
+        name: of the thread.
+        give_up: called where the job will not run, before this raises.
 
     Raises:
         RuntimeError: the system gives no thread.
@@ -128,7 +136,21 @@ def in_background(job: Callable[[], object], name: str) -> None:
     if not threading.main_thread().is_alive():
         job()
         return
-    threading.Thread(target=job, name=name, daemon=False).start()
+    begun = threading.Event()
+
+    def run() -> None:
+        begun.set()
+        job()
+
+    try:
+        threading.Thread(target=run, name=name, daemon=False).start()
+    except RuntimeError:
+        give_up()
+        raise
+    except BaseException:  # Ctrl-C, before the thread was started or after
+        if not begun.wait(AMPLE):
+            give_up()
+        raise
 
 
 def map_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:

@@ -57,11 +57,8 @@ class Line:
                 return
             self._running = True
         try:
-            in_background(self._work, "dynaquant-save")
+            in_background(self._work, "dynaquant-save", self._give_up)
         except RuntimeError as error:
-            with self._guard:
-                self._running = False
-                self._waiting.clear()
             raise SaveError(
                 f"{what} was not done, as no thread could be started for it ({error}); raise the limit on "
                 "processes and threads."
@@ -86,6 +83,12 @@ class Line:
         """`join`, then `check`."""
         self.join()
         self.check()
+
+    def _give_up(self) -> None:
+        with self._guard:
+            self._running = False
+            self._waiting.clear()
+            self._guard.notify_all()
 
     def _work(self) -> None:
         while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -154,8 +153,6 @@ class Checkpointer:
         if not self._enabled:
             logger.warning("%s is set: nothing is saved to %s", DISABLE, self.store.path)
         self._signals = SignalFlag(save_on if self._enabled else ())
-        self._deaf = weakref.finalize(self, self._signals.close)  # nobody would answer a signal any more
-        self._deaf.atexit = False
         watched = self._subject.optimizers.values() if self._enabled else ()
         self._collector = GradientCollector(
             watched, parameter_names(self._subject.models), spare=spares_gradients(self.store.method)
@@ -284,15 +281,12 @@ class Checkpointer:
             return
         with self._turn:
             self._closed = True
-            asked = self._signals.take()
-            if asked is not None:
-                logger.warning("%s came after the last optimizer step: nothing was saved for it", asked)
             try:
                 with told(raises=self._raises):
                     self._worker.close()
             finally:
                 self._collector.close()
-                self._deaf()
+                self._signals.close()
                 self.store.close()
 
     def __enter__(self) -> Self:

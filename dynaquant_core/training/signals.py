@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
@@ -22,8 +23,9 @@ class SignalFlag:
 
     The handler only sets a flag, because it may run in the middle of an optimizer step, whose half-written
     weights are no checkpoint.  Signals can be caught in the main thread only (a rule of Python).  Any number
-    of flags may wait for one signal and be closed in any order; each of them sees it.  A forked child has the
-    handlers from before from its first moment: a data loader's worker can be terminated as ever.
+    of flags may wait for one signal and be closed in any order; each of them sees it.  One that is given up
+    is closed: nobody would answer.  A forked child has the handlers from before from its first moment: a data
+    loader's worker can be terminated as ever.
 
     Args:
         names: of signals, such as ``"SIGTERM"`` or ``"SIGUSR1"``; a single one may be given as it is; None
@@ -34,32 +36,42 @@ class SignalFlag:
     """
 
     def __init__(self, names: str | Iterable[str] | None) -> None:
-        self.received: str | None = None
-        self._caught: list[signal.Signals] = []
+        self._mark = _Mark()
+        caught: list[signal.Signals] = []
+        self._close = weakref.finalize(self, _close, self._mark, caught)
+        self._close.atexit = False
         for wanted in dict.fromkeys(map(_signal, _listed(names))):
             try:
-                _catch(wanted, self)
+                _catch(wanted, self._mark)
             except ConfigError:
                 self.close()
                 raise
-            self._caught.append(wanted)
+            caught.append(wanted)
 
     def take(self) -> str | None:
         """The name of a signal that arrived since the last call, else None."""
-        name, self.received = self.received, None
+        name, self._mark.received = self._mark.received, None
         return name
 
     def close(self) -> None:
-        """Waits for the signals no longer; a second call does nothing."""
-        for number in self._caught:
-            _let_go(number, self)
-        self._caught.clear()
+        """Waits for the signals no longer; one that nobody took is told in the log.
+
+        A second call does nothing.
+        """
+        self._close()
+
+
+class _Mark:
+    """What a handler sets: a flag without its owner's life."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
 
 
 class _Catcher:
     """The handler of one signal, shared by all flags of the process that wait for it."""
 
-    def __init__(self, number: signal.Signals, flags: list[SignalFlag]) -> None:
+    def __init__(self, number: signal.Signals, flags: list[_Mark]) -> None:
         self.number = number
         self.flags = flags
         self.before: Any = signal.signal(number, self.handle)
@@ -96,7 +108,7 @@ _CATCHERS: dict[signal.Signals, _Catcher] = {}
 _MASKS = threading.local()
 
 
-def _catch(number: signal.Signals, flag: SignalFlag) -> None:
+def _catch(number: signal.Signals, flag: _Mark) -> None:
     if not _in_main_thread():
         raise ConfigError(
             "save_on needs the main thread, where alone Python receives signals; make the Checkpointer "
@@ -112,7 +124,14 @@ def _catch(number: signal.Signals, flag: SignalFlag) -> None:
     catcher.flags.append(flag)
 
 
-def _let_go(number: signal.Signals, flag: SignalFlag) -> None:
+def _close(flag: _Mark, caught: list[signal.Signals]) -> None:
+    for number in caught:
+        _let_go(number, flag)
+    if flag.received is not None:
+        logger.warning("%s came after the last optimizer step: nothing was saved for it", flag.received)
+
+
+def _let_go(number: signal.Signals, flag: _Mark) -> None:
     catcher = _CATCHERS.get(number)
     if catcher is None or flag not in catcher.flags:  # in a forked child, which catches nothing
         return

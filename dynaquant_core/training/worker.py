@@ -18,9 +18,6 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-#: Seconds in which a thread that the system has started has begun.
-AMPLE = 5.0
-
 
 class Worker(Generic[Result]):
     """Runs one job at a time on a thread of its own; failures come back to the calling thread.
@@ -61,20 +58,15 @@ class Worker(Generic[Result]):
                 is not started.
         """
         self.wait()
-        begun, ended = threading.Event(), threading.Event()
+        ended = threading.Event()
         self._process, self._running = os.getpid(), ended
         try:
-            in_background(partial(self._run, job, begun, ended), "dynaquant-save")
+            in_background(partial(self._run, job, ended), "dynaquant-save", ended.set)
         except RuntimeError as error:
-            ended.set()  # there is nothing to wait for
             raise SaveError(
                 f"the checkpoint was not written, as no thread could be started for it ({error}); "
                 "raise the limit on processes and threads, or save again when fewer are running."
             ) from error
-        except BaseException:  # Ctrl-C, before the thread began or after
-            if not begun.wait(AMPLE):
-                ended.set()
-            raise
 
     def wait(self) -> Result | None:
         """Waits for the running job and returns the last good result (None before the first).
@@ -109,8 +101,7 @@ class Worker(Generic[Result]):
         if self.busy and self._running is not None:
             self._running.wait()
 
-    def _run(self, job: Callable[[], Result], begun: threading.Event, ended: threading.Event) -> None:
-        begun.set()
+    def _run(self, job: Callable[[], Result], ended: threading.Event) -> None:
         try:
             self._result = job()
         except BaseException as error:  # noqa: BLE001 - carried to the calling thread, never dropped

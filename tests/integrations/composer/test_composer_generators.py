@@ -11,7 +11,6 @@ from composer.models import ComposerClassifier
 from composer.utils import reproducibility
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
-from dynaquant_core.plugins.generators import kept
 from tests.integrations.composer.kit import Net, digits, everything, fit, ours, trainer
 
 MAKE = {
@@ -182,45 +181,3 @@ def test_every_candidate_is_measured_on_the_same_masks(tmp_path):
     passes = [tuple(masks[start : start + 3]) for start in range(0, len(masks), 3)]
     assert len(passes) > 2
     assert len(set(passes)) == 1
-
-
-def test_a_generator_that_is_made_late_is_forgotten():
-    masking, items = Masking(), list(digits()[1])[:4]
-    for _ in range(2):
-        with kept([masking]):
-            masking(items)
-    assert masking.generator is None
-    assert len(set(masking.masks)) == 1
-
-
-class Holder:
-    """Generators where objects of users have them."""
-
-    def __init__(self):
-        self.pipeline = [Scaling(random.Random(1)), {"inner": Noisy(None, np.random.RandomState(1))}]
-        self.bound = partial(drawn, np.random.default_rng(1))
-
-
-def test_generators_are_found_in_lists_and_arguments():
-    holder = Holder()
-    deep = [holder.pipeline[0].generator, holder.pipeline[1]["inner"].generator, holder.bound.args[0]]
-    with kept([holder]):
-        first = [drawn(generator) for generator in [*deep[:1], *deep[2:]]] + [deep[1].random_sample()]
-    assert [drawn(generator) for generator in [*deep[:1], *deep[2:]]] + [deep[1].random_sample()] == first
-
-
-def test_what_holds_itself_and_what_is_long_ends():
-    holder = Holder()
-    holder.self, holder.long = holder, [Scaling(random.Random(2))] * 100_000
-    with kept([holder, None, 3, "text", torch.ones(2)]):
-        drawn(holder.pipeline[0].generator)
-    assert drawn(holder.pipeline[0].generator) == random.Random(1).random()
-
-
-def test_a_generator_that_is_replaced_comes_back():
-    scaling = Scaling(random.Random(3))
-    before = scaling.generator
-    with kept([scaling]):
-        scaling.generator, scaling.second = random.Random(4), random.Random(5)
-    assert scaling.generator is before
-    assert not hasattr(scaling, "second")
