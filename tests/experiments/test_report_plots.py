@@ -8,6 +8,7 @@ import pytest
 
 from dynaquant_core.experiments.report.ablation import axis_rows, draw_axis
 from dynaquant_core.experiments.report.buckets import draw_buckets
+from dynaquant_core.experiments.report.history import draw_history
 from dynaquant_core.experiments.report.measured import bins_rows
 from dynaquant_core.experiments.report.recovery import draw_recovery
 from dynaquant_core.experiments.report.rework import draw_rework, rework_rows
@@ -117,6 +118,30 @@ def test_thresholds_below_a_percent_are_told_apart(canvas: Any) -> None:
         [named(threshold=t, bins=[found]) for t, found in zip((0.001, 0.0012), bins, strict=True)]
     )
     assert (row["0.1%"], row["0.12%"]) == ("8.0", "16.0")
+
+
+# -- settings --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"varied": {"max_chain": 1}}, "lc, max_chain 1"),
+        ({"fix": {"bits": 2}}, "lc, bits 2"),
+        ({"moments": "compact"}, "lc, moments compact"),
+    ],
+)
+def test_settings_of_one_method_are_told_apart(canvas: Any, change: dict[str, Any], told: str) -> None:
+    saved = [{"step": 10, "parts": {"weight": {"raw_bytes": 40, "stored_bytes": 10}}}]
+    restores = [{"restored_step": 10, "rework_intervals": 0.5}]
+    usual = named(threshold=0.01, restores=restores, checkpoints=saved)
+    draw_recovery(canvas, [usual, usual | change, usual | {"seed": 1}])
+    assert words(canvas.axes[0].get_xticklabels()) == ["lc 1%", f"{told} 1%"]
+    canvas.clear()
+    draw_history(canvas, [usual, usual | change, usual | {"seed": 1}])
+    first, second = (line for line in canvas.axes[0].get_lines() if len(line.get_xdata()) == len(saved))
+    assert (first.get_label(), second.get_label()) == ("lc", told)
+    assert first.get_color() != second.get_color()
 
 
 # -- an axis ---------------------------------------------------------------------------------------------

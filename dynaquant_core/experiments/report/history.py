@@ -1,12 +1,12 @@
-"""Ratio of each checkpoint over the training, a panel a model, a line a method; restores marked."""
+"""Ratio of each checkpoint over the training, a panel a model, a line a setting; restores marked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaquant_core.experiments.figures import by_model
-from dynaquant_core.experiments.price import Run, method_label
+from dynaquant_core.experiments.figures import by_model, setting_label
+from dynaquant_core.experiments.price import Run
 from dynaquant_core.experiments.report.palette import GREY, looks, plain_numbers
 from dynaquant_core.experiments.report.table import part_ratio, percent
 
@@ -18,7 +18,7 @@ __all__ = ["draw_history"]
 
 
 def draw_history(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """Of each method its first run at the tightest threshold; dotted: steps that were restored from."""
+    """Of each method and what it is held to the first run at the tightest threshold; dotted: steps that were restored from."""
     models, how = by_model(runs), looks(runs)
     panels = canvas.subplots(1, len(models), squeeze=False)[0]
     named: set[str] = set()
@@ -27,7 +27,7 @@ def draw_history(canvas: Canvas, runs: Sequence[Run]) -> None:
         first: dict[str, Run] = {}
         for run in mine:
             if run["threshold"] == threshold:
-                first.setdefault(method_label(run), run)
+                first.setdefault(setting_label(run), run)
         for label, run in first.items():
             _line(axes, run, how[label].colour, how[label].mark, None if label in named else label)
             named.add(label)

@@ -27,7 +27,7 @@ NOTHING: Mapping[str, bytes] = MappingProxyType({})
 #: What a plot of all runs shows, for those who cannot see it.
 TITLES = {
     "tradeoff": "degradation over ratio, a panel a model, a mark a run",
-    "history": "ratio of each checkpoint over the training, a line a method",
+    "history": "ratio of each checkpoint over the training, a line a setting",
     "price": "final cost over stale x interval",
     "recovery": "rework after each restore",
 }

@@ -1,19 +1,20 @@
-"""Colours and marks, the same for a method in every plot of an experiment."""
+"""Colours and marks, the same for a method and its settings in every plot of an experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dynaquant_core.experiments.price import Run, method_label
+from dynaquant_core.experiments.figures import setting_label
+from dynaquant_core.experiments.price import Run
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 __all__ = ["COLOURS", "GREY", "Look", "looks", "plain_numbers"]
 
-#: Colour-blind safe (Okabe and Ito), a method each; then they repeat with another mark.
+#: Colour-blind safe (Okabe and Ito), a setting each; then they repeat with another mark.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
 MARKS = ("o", "s", "^", "D")
 GREY = "#777777"
@@ -23,7 +24,7 @@ NARROW = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a method is drawn.
+    """How a setting is drawn.
 
     Args:
         colour: of its lines and marks.
@@ -34,17 +35,20 @@ class Look:
     mark: str
 
 
-def looks(runs: Sequence[Run]) -> dict[str, Look]:
-    """Label of each method, in order of appearance, and how it is drawn.
+def looks(runs: Sequence[Run], label: Callable[[Run], str] = setting_label) -> dict[str, Look]:
+    """Each label, in order of appearance, and how it is drawn.
+
+    Args:
+        runs: of one experiment.
+        label: what runs of one look have in common.
 
     Example:
-        >>> looks([{"method": "a", "options": {}}])
+        >>> looks([{"method": "a", "options": {}, "moments": "8bit"}])
         {'a': Look(colour='#0072B2', mark='o')}
     """
-    labels = dict.fromkeys(method_label(run) for run in runs)
     return {
-        label: Look(COLOURS[index % len(COLOURS)], MARKS[index // len(COLOURS) % len(MARKS)])
-        for index, label in enumerate(labels)
+        name: Look(COLOURS[index % len(COLOURS)], MARKS[index // len(COLOURS) % len(MARKS)])
+        for index, name in enumerate(dict.fromkeys(label(run) for run in runs))
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaquant_core.experiments.figures import by_model
+from dynaquant_core.experiments.figures import by_model, setting_label
 from dynaquant_core.experiments.price import (
     LAW,
     LAW_METRIC,
@@ -14,7 +14,6 @@ from dynaquant_core.experiments.price import (
     Price,
     Run,
     kills_label,
-    method_label,
     training_label,
     uninterrupted,
 )
@@ -125,7 +124,7 @@ def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
     left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     priced = [run for run in runs if restored(run) and run["final"]["relative_degradation"] is not None]
     for label, look in looks(runs).items():
-        mine = [run for run in priced if method_label(run) == label]
+        mine = [run for run in priced if setting_label(run) == label]
         _marks(left, mine, [run["stale_times_interval"] for run in mine], look, label)
         _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], look, label)
     _law(left, [run for run in priced if law_holds([run])])

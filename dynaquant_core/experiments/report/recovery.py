@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaquant_core.experiments.figures import by_model
-from dynaquant_core.experiments.price import Run, method_label
+from dynaquant_core.experiments.figures import by_model, setting_label
+from dynaquant_core.experiments.price import Run
 from dynaquant_core.experiments.report.palette import looks
 from dynaquant_core.experiments.report.table import percent
 
@@ -22,14 +22,14 @@ def has_recovery(runs: Sequence[Run]) -> bool:
 
 
 def draw_recovery(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """A panel a model, a column a method and threshold: the rework of each restore, and the mean."""
+    """A panel a model, a column a setting and threshold: the rework of each restore, and the mean."""
     models = {model: mine for model, mine in by_model(runs).items() if has_recovery(mine)}
     panels = canvas.subplots(1, len(models), squeeze=False, sharey=True)[0]
     how = looks(runs)
     for axes, (model, mine) in zip(panels, models.items(), strict=True):
         groups: dict[tuple[str, float], list[float]] = {}
         for run in mine:
-            groups.setdefault((method_label(run), run["threshold"]), []).extend(_reworks(run))
+            groups.setdefault((setting_label(run), run["threshold"]), []).extend(_reworks(run))
         shown = {key: values for key, values in groups.items() if values}
         for place, ((label, _), values) in enumerate(shown.items()):
             colour = how[label].colour

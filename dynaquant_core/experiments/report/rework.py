@@ -186,7 +186,7 @@ def draw_rework(canvas: Canvas, runs: Sequence[Run]) -> None:
     """
     left, right = canvas.subplots(1, 2, width_ratios=(3, 2))
     settings = _settings(runs)
-    how, places = looks([alike[0] for alike in settings]), _places(settings)
+    how, places = looks([alike[0] for alike in settings], method_label), _places(settings)
     width = 0.8 / len(how)
     for index, (name, look) in enumerate(how.items()):
         mine = [alike for alike in settings if method_label(alike[0]) == name]

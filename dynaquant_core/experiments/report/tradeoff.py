@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaquant_core.experiments.figures import by_model, figures
-from dynaquant_core.experiments.price import Run, method_label
+from dynaquant_core.experiments.figures import by_model, figures, setting_label
+from dynaquant_core.experiments.price import Run
 from dynaquant_core.experiments.report.palette import GREY, looks, plain_numbers
 from dynaquant_core.experiments.restores import restored
 
@@ -28,7 +28,7 @@ def draw_tradeoff(canvas: Canvas, runs: Sequence[Run]) -> None:
     named: set[str] = set()
     for axes, (model, mine) in zip(panels, models.items(), strict=True):
         for run in mine:
-            label = method_label(run)
+            label = setting_label(run)
             _mark(axes, run, how[label].colour, how[label].mark, None if label in named else label)
             named.add(label)
         axes.axhline(0, color=GREY, linewidth=0.8)
