@@ -11,7 +11,7 @@ import typer
 from dynaquant_core.cli.bench import count
 from dynaquant_core.cli.output import Json, emit, print_table, share, size, write_line
 from dynaquant_core.experiments.plan import Option, Wish, nearest_options, read_figures, read_prices
-from dynaquant_core.experiments.price import LAW, LAW_RANGE, Price, kills_label
+from dynaquant_core.experiments.price import LAW, LAW_RANGE, Price
 from dynaquant_core.experiments.report import figure_text
 
 __all__ = ["plan"]
@@ -115,7 +115,7 @@ def row(option: Option) -> tuple[str, ...]:
     return (
         entry.method,
         share(entry.threshold),
-        f"{entry.interval:.1%}, k = {kills_label(entry.restores - entry.unplanned, entry.unplanned)}, {seeds_text(len(entry.seeds))}",
+        f"{entry.interval:.1%}, k = {entry.kills}, {seeds_text(len(entry.seeds))}",
         figure_text(entry.ratio, "{:.1f}x"),
         figure_text(entry.stale, "{:.3f}"),
         figure_text(entry.noise, "{:.2g}"),

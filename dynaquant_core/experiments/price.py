@@ -114,6 +114,11 @@ class Price:
     metric: str = LAW_METRIC
     unplanned: int = 0
 
+    @property
+    def kills(self) -> str:
+        """How often the runs were restored, and how often nobody had planned it."""
+        return kills_label(self.restores - self.unplanned, self.unplanned)
+
 
 def prices(results: Mapping[str, Any]) -> list[Price]:
     """One entry for each setting of a results.json, in its order.

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from dynaquant_core.cli.plan import row
 from dynaquant_core.errors import ConfigError, ExperimentError
-from dynaquant_core.experiments.plan import Wish, nearest_options, read_figures, read_prices
+from dynaquant_core.experiments.plan import Option, Wish, nearest_options, read_figures, read_prices
 from dynaquant_core.experiments.price import LAW, LAW_RANGE, Figure, Price, method_label, prices
 from dynaquant_core.experiments.report import spread_lines
 from dynaquant_core.experiments.report.price import figure_text, price_rows
@@ -124,6 +125,7 @@ def test_an_interrupted_run_is_no_figure_of_a_run_without_restores() -> None:
     assert (quiet.restores, quiet.unplanned, quiet.seeds, quiet.cost) == (0, 0, [0], Figure(0.0))
     assert (broken.restores, broken.unplanned, broken.seeds, broken.cost) == (1, 1, [1], Figure(0.5))
     assert [row["restores"] for row in price_rows([quiet, broken])] == ["0", "0 (+1 unplanned)"]
+    assert row(Option(broken, None, None, None))[2] == "10.0%, k = 0 (+1 unplanned), 1 seed"
     assert nearest_options(Wish(0, 0.1), [broken, quiet])[0].measured is quiet
     (planned,) = prices(results(run(0, 1)))
     assert nearest_options(Wish(1, 0.1), [broken, planned])[0].measured is planned

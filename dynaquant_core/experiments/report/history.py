@@ -18,7 +18,7 @@ __all__ = ["draw_history"]
 
 
 def draw_history(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """Of each method and what it is held to the first run at the tightest threshold; dotted: steps that were restored from."""
+    """Of each setting its first run at the tightest threshold; dotted: steps that were restored from."""
     models, how = by_model(runs), looks(runs)
     panels = canvas.subplots(1, len(models), squeeze=False)[0]
     named: set[str] = set()

@@ -13,7 +13,6 @@ from dynaquant_core.experiments.price import (
     Figure,
     Price,
     Run,
-    kills_label,
     training_label,
     uninterrupted,
 )
@@ -54,7 +53,7 @@ def _row(entry: Price) -> Row:
         "method": entry.method,
         "threshold": percent(entry.threshold),
         "interval": percent(entry.interval, digits=1),
-        "restores": kills_label(entry.restores - entry.unplanned, entry.unplanned),
+        "restores": entry.kills,
         "seeds": str(len(entry.seeds)),
         "weights ratio": figure_text(entry.ratio, "{:.1f}x"),
         "stale": figure_text(entry.stale, "{:.3f}"),
