@@ -99,10 +99,22 @@ def movement(name: str, before: Tensor | None, after: Tensor | None) -> Movement
         return Movement(name, "same", 0.0, 0.0, unchanged)
     if before.is_complex() or before.dtype == torch.bool:
         return Movement(name, "moved", unchanged=unchanged)
-    old, new = before.double(), after.double()
-    norm = old.norm().item()
-    step = (new - old).norm().item()
-    return Movement(name, "moved", step / norm if norm else None, (new - old).abs().max().item(), unchanged)
+    old, moved = before.double(), _difference(before, after)
+    norm, step = old.norm().item(), moved.norm().item()
+    return Movement(name, "moved", step / norm if norm else None, moved.abs().max().item(), unchanged)
+
+
+def _difference(before: Tensor, after: Tensor) -> Tensor:
+    """``after - before`` in float64; of integers the exact difference, rounded once.
+
+    Example:
+        >>> _difference(torch.tensor([2**60]), torch.tensor([2**60 + 1])).item()
+        1.0
+    """
+    if before.is_floating_point():
+        return after.double() - before.double()
+    pairs = zip(before.flatten().tolist(), after.flatten().tolist(), strict=True)
+    return torch.tensor([float(new - old) for old, new in pairs], dtype=torch.float64)
 
 
 def number(value: float | None) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,12 @@ from dynaquant_core.plugins import describe, read_tree
 from dynaquant_core.plugins.checking import DiskUse, disk_use, verify_checkpoint
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_core.store import CheckpointInfo
+from dynaquant_core.store.info import Problem
 from dynaquant_core.store.trail import open_link, read_link
 
 __all__ = ["FolderSource", "OutputSource"]
+
+logger = logging.getLogger(__name__)
 
 
 def read_whole(folder: Path, *, trust: bool) -> Any:
@@ -89,7 +95,7 @@ class OutputSource:
     def __init__(self, path: Path, folders: Sequence[Path]) -> None:
         self._path = path
         self._all = list(folders)
-        self._skipped: list[str] = []
+        self._skipped: list[Problem] = []
         self._found: dict[int, tuple[CheckpointInfo, Path]] = {}
         for folder in folders:
             self._add(folder)
@@ -99,7 +105,11 @@ class OutputSource:
         try:
             info = describe(folder)
         except DynaQuantError as error:
-            self._skipped.append(" ".join(f"{folder.relative_to(self._path)}: {error}".split()))
+            name = str(folder.relative_to(self._path))
+            numbers = re.findall(r"\d+", folder.name)  # steps and epochs: the step is the last of them
+            self._skipped.append(
+                Problem(name, int(numbers[-1]) if numbers else 0, " ".join(str(error).split()))
+            )
             return
         known = self._found.get(info.step)
         if known is None or info.sequence > known[0].sequence:
@@ -111,11 +121,16 @@ class OutputSource:
 
     def skipped(self) -> list[str]:
         """Folders that cannot be read."""
-        return self._skipped
+        return [f"{problem.name}: {problem.reason}" for problem in self._skipped]
 
     def info(self, step: int | None = None) -> CheckpointInfo:
-        """The record of a step; None: of the highest step."""
-        return self._of(step)[0]
+        """The record of a step; None: of the highest step that can be read, and what was passed over."""
+        found = self._of(step)[0]
+        if step is not None:
+            return found
+        for problem in self._skipped:
+            logger.warning("passed over a checkpoint that cannot be read: %s", problem)
+        return replace(found, skipped=(*found.skipped, *self._skipped))
 
     def load(self, step: int) -> Any:
         """What the checkpoint holds itself."""
@@ -152,7 +167,7 @@ class OutputSource:
 
     def _of(self, step: int | None) -> tuple[CheckpointInfo, Path]:
         if not self._found:
-            raise EmptyStoreError(f"{self._path}: none of its checkpoints can be read; {self._skipped[0]}")
+            raise EmptyStoreError(f"{self._path}: none of its checkpoints can be read; {self.skipped()[0]}")
         found = self._found.get(max(self._found) if step is None else step)
         if found is None:
             near = sorted(sorted(self._found, key=lambda other: abs(other - (step or 0)))[:3])

@@ -7,9 +7,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+from torch import Tensor
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
@@ -35,16 +37,25 @@ class Life:
         job: what to do.
         halt: step at which to wait for the kill, or None.
         data: of the life before in this process, or None.
+        decoded: name -> tensor, put over the weights that the job starts from; what of them was compressed.
 
     Attributes:
         data: for the life after.
     """
 
-    def __init__(self, job: Job, halt: int | None, data: Dataset | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        halt: int | None,
+        data: Dataset | None = None,
+        decoded: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._job, self._halt = job, halt
         self._trainer = Trainer(job.experiment, data)
         if job.start is not None:
             put_weights(self._trainer.model, read_weights(job.start), str(job.start))
+        if decoded:
+            put_weights(self._trainer.model, decoded, str(job.store), partial=True)
         self.data = self._trainer.data
         self._swaps = swaps_left(job)
         self._restored = 0

@@ -129,19 +129,22 @@ def _forget(folder: Path) -> None:
 
 
 def _must_hold(folder: Path, experiment: Experiment) -> None:
-    """Refuses a config that lacks a run of the folder's."""
+    """Refuses a config that lacks a run which began in the folder; what was removed is not held."""
     before = _before(folder / CONFIG)
     wanted = [_settings(run) for run in expand(experiment)]
-    if before is not None and all(_settings(run) in wanted for run in expand(before)):
+    begun = [] if before is None else sorted(path.parent for path in folder.glob("run-*/events.jsonl"))
+    lost = [path.name for path in begun if _begun(path) not in wanted]
+    if before is not None and not lost:
         return
     found, now = {} if before is None else _settings(before), _settings(experiment)
     differing = [key for key in sorted(found.keys() | now.keys()) if found.get(key) != now.get(key)]
     grows = {"axis", "grid", "seed", "seeds"}.issuperset(differing)
-    grown = "a grid may gain runs but lose none; " if grows else ""
+    grown = f"a grid may gain runs but lose none, and {' and '.join(lost)} would be lost; " if grows else ""
+    what = "what is no longer wanted there" if grows else "it"
 
     raise ExperimentError(
         f"output: {folder} holds results of another config (different: {', '.join(differing)}); "
-        f"{grown}give another folder with output=PATH, or remove it."
+        f"{grown}give another folder with output=PATH, or remove {what}."
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.experiments.figures import saving
 from dynaquant_core.experiments.price import LAW, LAW_METRIC, LAW_RANGE, Price, prices
 
 __all__ = ["SHIPPED", "Option", "Wish", "nearest_options", "read_figures", "read_prices"]
@@ -176,7 +177,13 @@ def read_prices(path: Path) -> list[Price]:
     """
     data = _json(path)
     try:
-        found = FIGURES.validate_python([asdict(entry) for entry in prices(data)])
+        saved = saving(data["runs"])
+        if data["runs"] and not saved:
+            raise ExperimentError(
+                f"{path}: no run of it kept checkpoints, so there is nothing to plan with; give the "
+                f"results.json of an experiment of kind train."
+            )
+        found = FIGURES.validate_python([asdict(entry) for entry in prices({**data, "runs": saved})])
     except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
         reason = "a figure is of another type" if isinstance(error, ValidationError) else str(error)
         raise ExperimentError(

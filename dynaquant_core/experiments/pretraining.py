@@ -20,7 +20,7 @@ from dynaquant_core.files import load_file
 from dynaquant_core.store.native import read_native
 from dynaquant_core.store.store import CheckpointStore
 
-__all__ = ["content", "pretraining", "put_weights", "read_weights", "start_path"]
+__all__ = ["content", "decoded_weights", "pretraining", "put_weights", "read_weights", "start_path"]
 
 #: Parts of a model that belong to a task: a fine-tuning may begin with new ones.
 HEADS = frozenset({"head", "classifier", "score", "cls", "pooler", "lm_head", "qa_outputs"})
@@ -113,7 +113,25 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return dict(found)
 
 
-def put_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+def decoded_weights(store: Path, source: Path) -> dict[str, Tensor]:
+    """What a reader of a checkpoint gets of the weights that were compressed: those which their source has.
+
+    A part that the compressed model had and its source had not, as a new head, is nobody's pre-training.
+
+    Args:
+        store: folder of the checkpoint, in the names of the model that was compressed.
+        source: of the weights, as `read_weights` takes it.
+
+    Raises:
+        DynaQuantError: see `read_weights`.
+    """
+    decoded = read_weights(store)
+    return {name: decoded[name] for name in _renamed(read_weights(source), decoded)}
+
+
+def put_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], where: str, *, partial: bool = False
+) -> None:
     """Copies pre-trained weights into a model, whose heads (`HEADS`) may be new and stay as they are.
 
     Prefixes that wrappers put before names do not matter; tensors that the model does not have are left out.
@@ -122,6 +140,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> 
         model: to be filled; nothing is touched where the weights do not fit.
         weights: name -> tensor.
         where: they come from, for the message.
+        partial: whether any tensor of the model may be missing, not only heads.
 
     Raises:
         ExperimentError: a tensor of the model is missing, or has another shape; names it.
@@ -134,7 +153,8 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> 
     """
     own = model.state_dict()
     found = _renamed(weights, own)
-    missing = [name for name in own if name not in found and not HEADS.intersection(name.split("."))]
+    new = own if partial else [name for name in own if HEADS.intersection(name.split("."))]
+    missing = [name for name in own if name not in found and name not in new]
     others = [
         f"{name} is {list(found[name].shape)}, expected {list(tensor.shape)}"
         for name, tensor in own.items()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import DependencyError
+from dynaquant_core.errors import DependencyError, DynaQuantError
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.config.source import load_experiment
@@ -99,12 +99,22 @@ def _run(
             write_table(results)
 
     watcher = Watcher(_in_turn(progress), Children())
-    run_tasks(grid_tasks(plan, watcher), jobs, keep, watcher.children)
+    try:
+        run_tasks(grid_tasks(plan, watcher), jobs, keep, watcher.children)
+    except DynaQuantError:
+        if "runs" in facts:  # a page of what was finished
+            _report(results)
+        raise
+    _report(results)
+    return results
+
+
+def _report(results: Results) -> None:
+    """Plots and page, as far as there is something to draw with."""
     try:
         write_report(results)
     except DependencyError as error:
         logger.warning("%s", error)
-    return results
 
 
 def _preflight(runs: Sequence[Experiment]) -> list[str]:

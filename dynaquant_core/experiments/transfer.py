@@ -9,7 +9,12 @@ from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life, measured, note
-from dynaquant_core.experiments.pretraining import pretraining, put_weights, read_weights
+from dynaquant_core.experiments.pretraining import (
+    decoded_weights,
+    pretraining,
+    put_weights,
+    read_weights,
+)
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.trainer import Trainer
 
@@ -19,8 +24,10 @@ __all__ = ["Transfer"]
 class Transfer:
     """A run of kind ``transfer``: one key checkpoint, then a training that begins with its decoded weights.
 
-    There is no base, no optimizer state and no gradient: the model might have been downloaded.  A run that
-    was cut short keeps its checkpoint and begins the fine-tuning anew.
+    What the compressed model has no place for (a head of the fine-tuning, a pooler) begins as in the
+    baseline: as the source has it, or as the seed draws it.  There is no base, no optimizer state and no
+    gradient: the model might have been downloaded.  A run that was cut short keeps its checkpoint and begins
+    the fine-tuning anew.
 
     Args:
         job: names the pre-trained weights.
@@ -38,7 +45,8 @@ class Transfer:
         """Compresses unless that is done, then fine-tunes to the end."""
         if not events.find(events.read(self._job.diary), "checkpoint"):
             self._compress()
-        Life(replace(self._job, saves=False, start=self._job.store), None).live()
+        decoded = decoded_weights(self._job.store, self._start)
+        Life(replace(self._job, saves=False), None, decoded=decoded).live()
 
     def _compress(self) -> None:
         """The checkpoint is that of step 0, before any optimizer; its entry in the diary comes last."""

@@ -14,7 +14,7 @@ __all__ = ["varied"]
 #: Settings that labels and tables of a page name anyway, or which no two runs differ in.
 TOLD = frozenset(
     {"name", "output", "grid", "kind", "of", "measure", "axis", "seed", "seeds", "method", "moments"}
-    | {"threshold", "fix", "search", "model.name", "data.source", "rework.size", "rework.point", "system"}
+    | {"threshold", "fix", "search", "model.name", "rework.size", "rework.point", "system"}
 )
 
 

@@ -172,7 +172,7 @@ def _sight(trials: Trials, found: Found, state: SearchState) -> tuple[bool | Non
     spot = found.trial.spot
     if state.sees or not trials.all_alike:
         return True, False
-    if not isinstance(spot, Place) or not trials.is_coarse(spot):
+    if not isinstance(spot, Place) or not trials.is_bold(spot):
         return state.sees, False
     seen = trials.is_seen(spot)
     return seen, not seen

@@ -14,7 +14,7 @@ from typing import Any
 
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.methods.base import Draft
-from dynaquant_core.search.grid import CAREFUL, Choosable, Grid, Place, Spoilt, Spot
+from dynaquant_core.search.grid import Choosable, Grid, Place, Spoilt, Spot
 from dynaquant_core.search.quality import Degradation, Goal, Quality
 from dynaquant_core.search.spoilt import SpoiltDraft
 
@@ -161,9 +161,13 @@ class Trials:
             for trial in self._measured.values()
         )
 
-    def is_coarse(self, place: Place) -> bool:
-        """Whether a candidate is smaller than the fixed careful one."""
-        return any(place.steps) and self.size(place) < self.size(CAREFUL)
+    def is_bold(self, place: Place) -> bool:
+        """Whether a candidate may be far from the model: not the finest place, and some of it is not exact.
+
+        Bytes do not tell how far: where little has moved, a bold delta is no smaller than a careful one.
+        """
+        exact = len(self.grid.space.beyond) - 1
+        return any(place.steps) and self.size(place) < self.size(exact)
 
     def is_seen(self, place: Place) -> bool:
         """Whether evaluate gives another value, or an error, once a candidate's tensors are spoilt.

@@ -92,10 +92,11 @@ class CheckpointInfo:
         return float(stale) if isinstance(stale, (int, float)) and not isinstance(stale, bool) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready data, ratio and stale included and the search's state left out."""
+        """JSON-ready data; of the report what is said of it (ratio, stale, how it was searched)."""
         data = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "report"}
         as_dict = getattr(self.config, "as_dict", None)
         data["config"] = as_dict() if as_dict else self.config
         data["skipped"] = [item.as_dict() for item in self.skipped]
         data["exact"] = list(self.exact)
-        return data | {"ratio": self.ratio, "stale": self.stale}
+        exhaustive = bool(self.report.get("exhaustive"))
+        return data | {"ratio": self.ratio, "stale": self.stale, "exhaustive": exhaustive}

@@ -130,8 +130,9 @@ class Checkpointer:
         self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
         warn_of_strangers(self._subject)
         self._schedule = parse_every(every)
-        promise = None if evaluate is None else Promise(Evaluation(evaluate, model), threshold, mode)
-        self._searches = promise is not None
+        self._searches = evaluate is not None
+        beside = [part for part in (extra or {}).values() if isinstance(part, nn.Module)]
+        promise = evaluate and Promise(Evaluation(evaluate, model, beside), threshold, mode)
         self.store = CheckpointStore(
             path,
             method=method,

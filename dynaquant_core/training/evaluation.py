@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Evaluation:
     Args:
         evaluate: takes nothing, or the model as given to the Checkpointer; returns a number, or one a batch.
         model: the model, or a mapping of several.
+        beside: further modules that ``evaluate`` may run, as an average of the weights.
 
     Attributes:
         models: whose flags and buffers are looked after.
@@ -44,10 +45,16 @@ class Evaluation:
         True
     """
 
-    def __init__(self, evaluate: Callable[..., Any], model: nn.Module | Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self,
+        evaluate: Callable[..., Any],
+        model: nn.Module | Mapping[str, nn.Module],
+        beside: Iterable[nn.Module] = (),
+    ) -> None:
         self._evaluate = evaluate
         self._arguments = (model,) if _wants_model(evaluate) else ()
-        self.models = [model] if isinstance(model, nn.Module) else list(model.values())
+        own = [model] if isinstance(model, nn.Module) else list(model.values())
+        self.models = list(dict.fromkeys([*own, *beside]))
 
     def __call__(self) -> Quality:
         """The quality of the models as they are; it may be not finite.

@@ -14,6 +14,10 @@ from dynaquant_core.training.rng import put_rng_back, rng_state
 __all__ = ["insist", "same_bits", "untouched", "write", "written_by_modes"]
 
 
+#: A module whose dictionaries are views of something else.
+SCRIPTED = torch.jit.ScriptModule
+
+
 @dataclass(frozen=True, slots=True)
 class _Buffers:
     """One module's buffers: the objects themselves, where they lie in memory, and a copy of their values."""
@@ -32,8 +36,9 @@ class _Buffers:
 
     def put_back(self) -> None:
         """The same tensor objects with the same bits; a buffer that was added meanwhile is dropped."""
-        self.module._buffers.clear()
-        self.module._buffers.update(self.tensors)
+        if not isinstance(self.module, SCRIPTED):  # its buffers cannot come or go
+            self.module._buffers.clear()
+            self.module._buffers.update(self.tensors)
         for name, value in self.values.items():
             tensor = self.tensors[name]
             if tensor is None:
@@ -104,22 +109,23 @@ def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
     modules = list({module: None for model in models for module in model.modules()})
     flags = [module.training for module in modules]
     buffers = [_Buffers.of(module) for module in modules]  # those without any too: some may be added
-    scripted = torch.jit.ScriptModule  # whose dictionaries are views of something else
-    parameters = [_Parameters.of(module) for module in modules if not isinstance(module, scripted)]
+    parameters = [_Parameters.of(module) for module in modules if not isinstance(module, SCRIPTED)]
     streams = rng_state()
 
     def put_back() -> None:
-        with torch.no_grad():
-            for module, training in zip(modules, flags, strict=True):  # parents first: theirs is all below
-                if module.training != training:
-                    module.train(training)
-            for module, training in zip(modules, flags, strict=True):  # some keep a part of them frozen
-                module.training = training
-            for owned in parameters:
-                owned.put_back()
-            for held in buffers:
-                held.put_back()
-        put_rng_back(streams)
+        try:
+            with torch.no_grad():
+                for module, training in zip(modules, flags, strict=True):  # parents first: theirs is below
+                    if module.training != training:
+                        module.train(training)
+                for module, training in zip(modules, flags, strict=True):  # some keep a part of them frozen
+                    module.training = training
+                for owned in parameters:
+                    owned.put_back()
+                for held in buffers:
+                    held.put_back()
+        finally:
+            put_rng_back(streams)
 
     try:
         yield
@@ -189,4 +195,5 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()  # what is only marked has no bytes of its own
+    return plain.contiguous().reshape(-1).view(torch.uint8)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from dynaquant_core.quantize.flat import FLOATS
 from dynaquant_core.search.quality import Lost
 from dynaquant_core.training.capture import model_state
 from dynaquant_core.training.subject import Subject
@@ -125,9 +126,12 @@ class Passing:
 
 
 def _has_weights(tensor: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with values to follow; one that no file takes is for the save to refuse."""
     if not isinstance(tensor, Tensor) or is_lazy(tensor) or tensor.is_meta:
         return False
-    return tensor.is_floating_point() and tensor.dim() >= 1
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.dtype not in FLOATS:
+        return False
+    return tensor.dim() >= 1
 
 
 def places_of(optimizers: Iterable[Optimizer]) -> frozenset[object]:

@@ -148,7 +148,8 @@ def test_export_writes_what_others_read(shell: Shell, looked_at: Path, tmp_path:
 def test_export_best_takes_the_best_measured_and_says_its_figures(shell: Shell, tmp_path: Path) -> None:
     model, losses = torch.nn.Linear(64, 64), iter([3.0, 2.0, 2.5])
     now = {"loss": 0.0}
-    settings: dict[str, Any] = {"evaluate": lambda: now["loss"], "every": 1, "exact": ("*.bias",)}
+    settings: dict[str, Any] = {"every": 1, "exact": ("*.bias",)}
+    settings["evaluate"] = lambda: now["loss"] + 1e-9 * model.weight.abs().sum().item()
     with Checkpointer(tmp_path / "store", model, **settings) as checkpoints:
         for loss in losses:
             now["loss"] = loss

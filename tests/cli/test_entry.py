@@ -148,6 +148,7 @@ def test_an_interrupt_is_one_line_and_status_1() -> None:
         (("plan", "--restores", "1", "--interval", "1e-320"), "at least 1e-12"),
         (("plan", "--restores", "1", "--interval", "2%", "--params", "9" * 35 + "G"), "at most 1e+18"),
         (("bench", "--sizes", "9" * 5000), "at most 1e+18"),
+        (("bench", "--sizes", "15"), "sizes must be 1,000 parameters or more"),
         (("bench", "--sizes", "999999999G"), "of this machine's memory"),
         (("bench", "--threads", "99999G"), "threads must be 1024 or less"),
     ],

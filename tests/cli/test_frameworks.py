@@ -70,6 +70,15 @@ def test_log_says_which_folder_cannot_be_read(shell: Shell, output: Path) -> Non
     assert outcome.status == 0
     assert "checkpoint-20" in outcome.err
     assert "2 checkpoints" in outcome.out
+    shown = shell("show", output, "--json")
+    assert [(entry["name"], entry["step"]) for entry in shown.json()["skipped"]] == [("checkpoint-20", 20)]
+    for name in ("checkpoint-30", "last"):
+        (output / name / "dynaquant.json").write_text("{")
+    exported = shell("export", output, "-o", output / "x.pt")
+    assert (exported.status, "step 10" in exported.out) == (0, True)
+    for name in ("checkpoint-20", "checkpoint-30", "last"):
+        assert f"{name}/dynaquant.json" in "".join(exported.err.split())
+    assert exported.err.count("passed over a checkpoint that cannot be read") == 3
     for folder in output.glob("*/dynaquant.json"):
         folder.write_text("{")
     assert "none of its" in shell("log", output).error()

@@ -85,7 +85,9 @@ def test_log_says_what_was_passed_over(shell: Shell, store: Path) -> None:
 
 def test_show_takes_the_newest_or_the_named_step(shell: Shell, looked_at: Path) -> None:
     assert shell("show", looked_at, "--json").json()["step"] == 30
-    assert shell("show", looked_at, "--step", 10, "--json").json()["kind"] == "key"
+    first = shell("show", looked_at, "--step", 10, "--json").json()
+    assert first["kind"] == "key"
+    assert first["exhaustive"] == ("exhaustive search" in shell("show", looked_at, "--step", 10).out)
     outcome = shell("show", looked_at, "--step", 11)
     assert outcome.status == 1
     assert "11" in outcome.error()
@@ -175,6 +177,14 @@ def test_movement_names_the_change(
     before: torch.Tensor | None, after: torch.Tensor | None, change: str
 ) -> None:
     assert movement("x", before, after).change == change
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])
+def test_whole_numbers_that_float64_cannot_tell_apart_have_moved(dtype: torch.dtype) -> None:
+    before, after = torch.tensor([2**60, 5], dtype=dtype), torch.tensor([2**60 + 3, 5], dtype=dtype)
+    found = movement("ids", before, after)
+    assert (found.change, found.largest, found.unchanged) == ("moved", 3.0, 0.5)
+    assert found.relative == pytest.approx(3 / 2**60)
 
 
 def test_verify_is_0_on_a_good_store_and_1_on_a_damaged_one(shell: Shell, store: Path) -> None:

@@ -212,6 +212,19 @@ def test_a_run_that_is_named_twice_is_one_run(tiny: dict[str, Any], twice: dict[
     assert [run.seed for run in expand(validate(tiny | twice, "tiny"))] == [0, 1]
 
 
+def test_a_section_and_its_keys_may_be_varied_in_any_order(tiny: dict[str, Any]) -> None:
+    sigma, method = {"method.sigma": [0.1, 0.2]}, {"method": ["dynaquant"]}
+    for grid in (sigma | method, method | sigma):
+        assert [run.method["sigma"] for run in expand(validate(tiny | {"grid": grid}, "tiny"))] == [0.1, 0.2]
+
+
+def test_seeds_that_no_run_takes_are_refused(tiny: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"grid.seed: .*seeds would change nothing"):
+        expand(validate(tiny | {"grid": {"seed": [7]}, "seeds": [0, 1]}, "tiny"))
+    some = [{"threshold": [0.01]}, {"threshold": [0.05], "seed": [7]}]
+    assert [run.seed for run in expand(validate(tiny | {"grid": some, "seeds": [0, 1]}, "tiny"))] == [0, 1, 7]
+
+
 def test_a_bad_point_of_the_grid_is_found_before_anything_runs(tiny: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"grid threshold=much: threshold"):
         expand(validate(tiny | {"grid": {"threshold": [0.05, "much"]}}, "tiny"))

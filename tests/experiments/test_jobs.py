@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,21 @@ def test_a_grid_that_gained_rows_runs_only_those(tiny_file: Path) -> None:
     assert (rows[0]["degradation_max"], rows[0]["stale_times_interval"]) == ("0.0", "0.0")
     (row,) = seed_rows(data["runs"])
     assert (row["seeds"], row["kills"], row["final"]) == ("2", "0", "+0.00% ± 0.00%")
+
+
+def test_a_row_that_fails_may_be_taken_out_again(tiny_file: Path) -> None:
+    base = [*EXACT, "steps=10", "output=out", "grid={optimizer.lr: [0.01]}"]
+    (kept,) = run_experiment(tiny_file, base).data["runs"]
+    page = Path("out/report.html")
+    page.unlink()
+    with pytest.raises(ExperimentError, match=r"nan|inf"):
+        run_experiment(tiny_file, [*base[:-1], "grid={optimizer.lr: [0.01, 1.0e+30]}"])
+    assert page.exists()  # of what was finished
+    with pytest.raises(ExperimentError, match=r"lose none, and run-1 would be lost; .* no longer wanted"):
+        run_experiment(tiny_file, base)
+    shutil.rmtree("out/run-1")
+    (run,) = run_experiment(tiny_file, base).data["runs"]
+    assert run["final"] == kept["final"]
 
 
 def test_finished_rows_stay_where_a_grid_that_grew_is_interrupted(tiny_file: Path) -> None:

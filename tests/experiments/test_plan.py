@@ -224,6 +224,16 @@ def test_figures_that_no_run_has_are_refused(tmp_path: Path, edited: dict[str, A
         read_prices(path)
 
 
+def test_results_without_checkpoints_have_nothing_to_plan_with(tmp_path: Path) -> None:
+    failed = run(0, 0) | {"kind": "rework", "checkpoints": [], "threshold": None}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results(failed)), encoding="utf-8")
+    with pytest.raises(ExperimentError, match="no run of it kept checkpoints"):
+        read_prices(path)
+    path.write_text(json.dumps(results(failed, run(0, 1))), encoding="utf-8")
+    assert [entry.restores for entry in read_prices(path)] == [1]
+
+
 def test_prices_come_back_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results(run(0, 5))), encoding="utf-8")

@@ -219,6 +219,20 @@ def test_a_recording_of_another_run_is_one_clear_error() -> None:
 
 
 @pytest.mark.usefixtures("replayed")
+def test_a_recording_that_was_made_anew_in_other_bits_is_not_put_beside_the_old_one() -> None:
+    shutil.copytree("first", "mixed")
+    diary = recording_here().folder / "events.jsonl"
+    (final,) = events.find(events.read(diary), "final")
+    diary.write_text(diary.read_text().replace(final["weights_digest"], "another"), encoding="utf-8")
+    grown = ["grid={method: [lattice, dynaquant, exact]}", "output=mixed"]
+    with pytest.raises(ExperimentError, match=r"recorded anew, and ends in other weights .* mixed/run-0 was"):
+        run_experiment("tiny.yaml", grown)
+    for name in ("run-0", "run-1"):
+        shutil.rmtree(Path("mixed", name))
+    assert len(run_experiment("tiny.yaml", grown).data["runs"]) == 3
+
+
+@pytest.mark.usefixtures("replayed")
 def test_a_disk_without_room_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = expand(load_experiment("tiny.yaml"))
     usage = shutil.disk_usage(".")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dynaquant_core.experiments.report.ablation import axis_rows, draw_axis
-from dynaquant_core.experiments.report.buckets import draw_buckets
+from dynaquant_core.experiments.report.buckets import bucket_rows, draw_buckets
 from dynaquant_core.experiments.report.history import draw_history
 from dynaquant_core.experiments.report.measured import bins_rows
 from dynaquant_core.experiments.report.recovery import draw_recovery
@@ -118,6 +118,26 @@ def test_thresholds_below_a_percent_are_told_apart(canvas: Any) -> None:
         [named(threshold=t, bins=[found]) for t, found in zip((0.001, 0.0012), bins, strict=True)]
     )
     assert (row["0.1%"], row["0.12%"]) == ("8.0", "16.0")
+
+
+def test_bins_of_searches_that_were_held_to_something_else_are_not_averaged() -> None:
+    held = [(8, {"protect": 0.0}), (16, {"protect": 0.2})]
+    rows = bins_rows(
+        [named(threshold=0.01, fix=fix, bins=[{"bins": bins, "mark": "", "step": 1}]) for bins, fix in held]
+    )
+    found = [(row["method"], row["1%"]) for row in rows]
+    assert found == [("lc, protect 0.0", "8.0"), ("lc, protect 0.2", "16.0")]
+
+
+def test_changes_of_two_settings_are_told_apart() -> None:
+    change = {
+        "after": 1,
+        "iterations": 10,
+        "buckets": [{"exponent": -3, "sign": 1, "count": 4, "error": 0.5}],
+    }
+    runs = [named(buckets=[change], varied={"optimizer.lr": lr}) for lr in (0.1, 0.4)]
+    found = [row["model"] for row in bucket_rows(runs)]
+    assert found == ["mlp, optimizer.lr 0.1", "mlp, optimizer.lr 0.4"]
 
 
 # -- settings --------------------------------------------------------------------------------------------

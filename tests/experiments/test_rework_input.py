@@ -40,6 +40,8 @@ MODELS = ("mlr", "lenet5", "alexnet", "factorisation")
         ({"kind": "train"}, r"rework belongs to kind: rework, not train"),
         ({"kind": "replay"}, r"rework belongs to kind: rework, not replay"),
         ({"evaluate": {"metric": "accuracy"}}, r"data 'ratings' has the metric loss, not 'accuracy'"),
+        ({"threshold": 0.05}, r"stores at a given size: threshold would change nothing"),
+        ({"fix": {"bins": 8}, "max_chain": 2}, r"max_chain and fix would change nothing; leave it out"),
         ({"as_restored": True}, r"as_restored belongs to kind: replay"),
     ],
 )

@@ -168,6 +168,20 @@ def test_a_whole_run_from_a_file_and_one_that_does_not_fit() -> None:
         run_experiment("file.yaml", ["output=wide", "steps=10", "model.width=64"])
 
 
+@pytest.mark.usefixtures("done")
+def test_what_the_source_lacks_begins_as_in_the_baseline() -> None:
+    weights = read_weights(recorded())
+    bare = {name: value.clone() for name, value in weights.items() if "head" not in name.split(".")}
+    assert bare.keys() < weights.keys()
+    save_file(bare, "bare.safetensors")
+    own = {"source": "bare.safetensors", "data": DATA | {"source": "verse.txt"}}
+    settings = transfer_settings() | {"pretrained": own, "method": "none", "seeds": [0, 1]}
+    Path("bare.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    runs = run_experiment("bare.yaml", ["output=bare", "steps=10"]).data["runs"]
+    assert [run["final"]["same_bits"] for run in runs] == [True, True]
+    assert runs[0]["final"]["value"] != runs[1]["final"]["value"]
+
+
 def test_heads_may_be_new_and_all_else_must_be_there() -> None:
     class Small(nn.Module):
         def __init__(self, classes: int) -> None:

@@ -34,6 +34,19 @@ def test_runs_are_told_by_what_their_entries_do_not_say(tiny: dict[str, Any]) ->
     assert runs_of(tiny, grid={"steps": [40, 80]}) == [{"steps": 40}, {"steps": 80}]
 
 
+def test_data_is_told_where_it_differs(tiny: dict[str, Any]) -> None:
+    found = runs_of(tiny, grid={"data.source": ["verse.txt", "rhyme.txt"]})
+    assert found == [{"data.source": "verse.txt"}, {"data.source": "rhyme.txt"}]
+    runs = [
+        ENTRY | {"data": each["data.source"], "seed": seed, "varied": each}
+        for each in found
+        for seed in (0, 1)
+    ]
+    runs = [run | {"final": {"metric": "loss", "baseline": 1.0 + run["seed"]}} for run in runs]
+    assert [line.partition(", data.source")[0] for line in spread_lines(runs)] == ["gpt 1k", "gpt 1k"]
+    assert "rhyme.txt, uninterrupted runs" in spread_lines(runs)[1]
+
+
 def test_failures_are_told_by_their_steps_where_they_are_named(tiny: dict[str, Any]) -> None:
     found = runs_of(tiny, grid={"failures": [{"at": [15]}, {"at": [25]}, 1]})
     assert found == [{"failures.at": [15]}, {"failures.at": [25]}, {}]

@@ -72,6 +72,28 @@ def test_an_average_kept_exact_does_not_vouch_for_the_model(tmp_path, caplog):
     assert loss_of(restored) == pytest.approx(true, rel=0.1)
 
 
+def test_nor_where_so_little_moves_that_a_bold_file_is_no_smaller(tmp_path):
+    model = net()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / 200) ** 4)
+
+    def after():
+        schedule.step()
+        average.update_parameters(model)
+
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, extra={"ema": average}, exact=("ema",), every=20,
+        evaluate=lambda: loss_of(average),
+    ) as checkpoints:  # fmt: skip
+        train(model, checkpoints, optimizer, 200, after)
+    store, stored = dq.CheckpointStore(tmp_path), net()
+    for step in store.steps():
+        assert (store.info(step).config, store.info(step).met) == (dq.LatticeConfig(), None)
+    stored.load_state_dict(store.load(200)["model"])
+    assert loss_of(stored) == pytest.approx(loss_of(model), rel=0.2)
+
+
 def test_a_probe_leaves_the_model_as_it_was(tmp_path):
     def run(evaluate, options):
         model = net()

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
-from dynaquant_core.errors import ConfigError, EvaluationError
+from dynaquant_core.errors import ConfigError, EvaluationError, UnsupportedStateError
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.training.checkpointer import Checkpointer
 from dynaquant_core.training.evaluation import Evaluation
@@ -83,6 +84,77 @@ def test_it_runs_in_evaluation_mode_without_gradients_from_the_same_random_numbe
     assert seen == [(False, False, False)] * 2
     assert model.training
     assert torch.is_grad_enabled()
+
+
+def test_an_average_in_extra_is_measured_in_evaluation_mode_and_stays_as_it_was(tmp_path):
+    model, seen = Net(), []
+    average = AveragedModel(model, use_buffers=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(32, 16)
+
+    def evaluate():
+        seen.append(average.training)
+        return average(inputs).square().mean()
+
+    average(inputs)  # running statistics of its own
+    before = bits(average.state_dict())
+    with Checkpointer(tmp_path, model, optimizer, extra={"ema": average}, evaluate=evaluate) as saver:
+        saver.save()
+    assert set(seen) == {False}
+    assert average.training
+    assert bits(average.state_dict()) == before
+    stored = CheckpointStore(tmp_path).load()["extra"]["ema"]
+    buffers = {f"module.{name}" for name, _ in model.named_buffers()}
+    assert bits({name: stored[name] for name in buffers}) == bits(
+        {name: average.state_dict()[name] for name in buffers}
+    )
+
+
+class Spectral(nn.Module):
+    """As layers over frequencies have it: a buffer that is only marked as conjugated."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("there", torch.fft.fft(torch.eye(16)))
+        self.register_buffer("back", self.there.conj())
+
+    def forward(self, inputs):
+        return ((self.linear(inputs).to(self.there.dtype) @ self.there) @ self.back).real / 16
+
+
+MAKERS = {
+    "conjugated": Spectral,
+    "scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))),
+    "traced": lambda: torch.jit.trace(nn.Linear(16, 16), torch.randn(2, 16)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("kind", MAKERS)
+def test_unusual_modules_are_measured_and_stay_as_they_were(tmp_path, kind):
+    model = MAKERS[kind]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(32, 16)
+    with Checkpointer(
+        tmp_path, model, optimizer, every=1, evaluate=lambda: model(inputs).square().mean() + torch.rand(1)
+    ) as saver:
+        model(inputs).sum().backward()
+        optimizer.step()
+        before = bits([dict(model.state_dict()), dict(model.named_buffers()), torch.get_rng_state()])
+        saver.step()
+        saver.wait()
+        assert bits([dict(model.state_dict()), dict(model.named_buffers()), torch.get_rng_state()]) == before
+    assert saver.last.met
+
+
+def test_a_tensor_that_no_file_takes_is_named_by_the_save_not_by_the_beginning(tmp_path):
+    model = nn.Linear(16, 16)
+    model.register_buffer("edges", torch.eye(16).to_sparse())
+    saver = Checkpointer(tmp_path, model, evaluate=lambda: model(torch.ones(1, 16)).sum())
+    with pytest.raises(UnsupportedStateError, match="edges"):
+        saver.save()
+    saver.close()
 
 
 def test_candidates_are_measured_inside_autocast_with_their_own_weights():

@@ -25,6 +25,8 @@ __all__ = ["run_bench"]
 
 #: Of a parameter: float32, and two moments.
 LEAST_BYTES = 12
+#: Parameters below which a stage is over before it can be timed.
+LEAST_SIZE = 1000
 
 #: More than any machine has; each is a thread of the system.
 MOST_THREADS = 1024
@@ -56,6 +58,10 @@ def run_bench(
         ExperimentError: the measuring child process failed.
     """
     require_choice("bench", "method", method, tuple(CONFIGS))
+    require(
+        min(sizes) >= LEAST_SIZE,
+        f"bench: sizes must be {LEAST_SIZE:,} parameters or more, got {min(sizes):,}.",
+    )
     _require_room(max(sizes))
     most = max(threads)
     require(most <= MOST_THREADS, f"bench: threads must be {MOST_THREADS} or less, got {most}.")

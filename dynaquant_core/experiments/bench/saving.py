@@ -31,12 +31,20 @@ LINKS = 5
 
 
 def layers(parameters: int, seed: int = 0) -> dict[str, Tensor]:
-    """float32 matrices with about ``parameters`` elements in all, normal with a different scale each."""
+    """float32 matrices with ``parameters`` elements in all, normal with a different scale each.
+
+    The last one is lower than the others are; a row that would not be full is left out.
+
+    Example:
+        >>> [tuple(tensor.shape) for tensor in layers(1_100_000).values()]
+        [(1024, 1024), (50, 1024)]
+    """
     generator = torch.Generator().manual_seed(seed)
-    count = max(1, round(parameters / WIDTH**2))
+    full, rest = divmod(max(parameters, WIDTH), WIDTH**2)
+    heights = [WIDTH] * full + [rest // WIDTH] * (rest >= WIDTH)
     return {
-        f"layers.{index}.weight": torch.randn(WIDTH, WIDTH, generator=generator) * (0.01 + 0.002 * index)
-        for index in range(count)
+        f"layers.{index}.weight": torch.randn(height, WIDTH, generator=generator) * (0.01 + 0.002 * index)
+        for index, height in enumerate(heights)
     }
 
 
@@ -62,6 +70,7 @@ def saving_stages(count: int, threads: int, method: str) -> Iterator[Measurement
     with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
         root = Path(folder)
         plain, state = root / "plain.pt", layers(count)
+        count = sum(tensor.numel() for tensor in state.values())
         torch_save(state, plain)
         store = CheckpointStore(root / "store", method=method, max_chain=16)
         store.save(0, state, config=CONFIGS[method])

@@ -149,8 +149,8 @@ class Experiment(AblationKeys):
         if self.as_restored and not self.replays:
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
         own, metric = (self.rework, self.buckets), self.evaluate.metric
-        problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric)
         usual = {key: getattr(self, key) == _default(key) for key in OF_SAVING}
+        problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric, saving=usual)
         problem = problem or system_problem(self.kind, self.system, self.steps, usual, varies=bool(self.grid))
         if problem is not None:
             raise ValueError(problem)

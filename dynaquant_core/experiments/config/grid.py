@@ -24,9 +24,13 @@ def expand(experiment: Experiment) -> list[Experiment]:
     seed, no grid, and of an axis its own value, which varies faster than the grid.
 
     Raises:
-        ConfigError: a combination is not valid, or the axis is part of the grid.
+        ConfigError: a combination is not valid, the axis is part of the grid, or no run takes one of seeds.
     """
     crossings = experiment.grid if isinstance(experiment.grid, list) else [experiment.grid]
+    if experiment.seeds is not None and all("seed" in crossing for crossing in crossings):
+        raise ConfigError(
+            "grid.seed: every run has a seed of the grid, so seeds would change nothing; drop one."
+        )
     runs: list[Experiment] = []
     told: list[dict[str, Any]] = []
     for crossing in crossings:
@@ -54,7 +58,7 @@ def _crossed(experiment: Experiment, crossing: Mapping[str, list[Any]]) -> list[
     runs = []
     for values in product(*varied.values()):
         data = base
-        for key, value in zip(varied, values, strict=True):
+        for key, value in sorted(zip(varied, values, strict=True), key=_depth):  # a section, then its keys
             data = set_dotted(data, key, value)
         if axis is not None:
             data = data | {"axis": {"key": axis.key, "values": [values[-1]]}}
@@ -63,6 +67,10 @@ def _crossed(experiment: Experiment, crossing: Mapping[str, list[Any]]) -> list[
         what = "grid" if crossing or axis is None else "axis"
         runs += [validate(set_dotted(data, "seed", seed), f"{what} {where}".strip()) for seed in chosen]
     return runs
+
+
+def _depth(varied: tuple[str, Any]) -> int:
+    return varied[0].count(".")
 
 
 def _with_axis(axis: Axis, crossing: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,6 +10,9 @@ from pydantic import Field
 from dynaquant_core.experiments.config.section import Count, Plain, Section, Whole
 
 __all__ = ["BucketsSection", "ReworkSection", "problem_of"]
+
+#: Keys of saving that have a meaning here, or a sentence of their own.
+OWN = frozenset({"method", "failures"})
 
 #: A step of the training; 0 is its start.
 Step = Whole
@@ -59,6 +63,7 @@ def problem_of(
     *,
     failures: Any,
     metric: str,
+    saving: Mapping[str, bool],
 ) -> str | None:
     """What is wrong with the two sections in an experiment; None: nothing.
 
@@ -68,6 +73,7 @@ def problem_of(
         sections: its own of this module.
         failures: of it.
         metric: of its evaluation.
+        saving: for each key that decides how checkpoints are stored whether it is as usual.
 
     Returns:
         One sentence, in the words of the YAML file.
@@ -83,6 +89,11 @@ def problem_of(
         return f"kind: rework draws its failures itself, so failures must be 0, not {failures!r}"
     if metric != "loss":
         return f"rework is counted on the loss, so evaluate.metric must be loss, not {metric}"
+    unusual = [key for key in saving if not saving[key] and key not in OWN]
+    if unusual:
+        return (
+            f"kind: rework stores at a given size: {' and '.join(unusual)} would change nothing; leave it out"
+        )
     if rework is not None:
         return _failing(rework, steps)
     return None if buckets is None else _changing(buckets, steps)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
+from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Kind, Planned
 from dynaquant_core.experiments.record import record
@@ -49,4 +51,23 @@ class Replayed(Kind):
 
 
 def _recorded(planned: Planned, watcher: Watcher) -> None:
-    record(planned.run, planned.data, watcher, planned.job.threads)
+    """The recording is there afterwards, the one that finished runs beside this one were measured on.
+
+    Raises:
+        ExperimentError: it was made anew meanwhile, and ends in other bits.
+    """
+    recording = record(planned.run, planned.data, watcher, planned.job.threads)
+    ends = _digest(recording.diary)
+    for path in sorted(planned.job.folder.parent.glob("run-*/recorded.jsonl")):
+        job = Job.read(path.parent)
+        if job.finished and job.recording == planned.job.recording and _digest(events.read(path)) != ends:
+            raise ExperimentError(
+                f"{recording.folder} was recorded anew, and ends in other weights than the recording that "
+                f"{job.folder} was measured on (another number of threads or another machine is enough); "
+                f"remove that run's folder, so that all see the same bytes, or give output=PATH."
+            )
+
+
+def _digest(diary: Sequence[Event]) -> str:
+    """Of the weights that a training ended in."""
+    return str(events.find(diary, "final")[-1]["weights_digest"])

@@ -30,7 +30,7 @@ def _bucket_row(run: Run, change: dict[str, Any]) -> Row:
     told = {f"rank {rank}": number(error, digits=4) for rank, error in enumerate(by_rank[:6], 1)}
     rest = max((error for error in by_rank[6:] if error is not None), default=None)
     return {
-        "model": run["model"],
+        "model": run["model"] + varied_label(run),
         "seed": str(run["seed"]),
         "after": str(change["after"]),
         "iterations": str(change["iterations"]),

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynaquant_core.experiments.price import Run, method_label, varied_label
+from dynaquant_core.experiments.price import Run, held_label, method_label
 from dynaquant_core.experiments.report.palette import plain_numbers
 from dynaquant_core.experiments.report.table import Row, percent
 
@@ -72,7 +72,7 @@ def bins_text(entries: Sequence[Any]) -> str:
 
 
 def bins_rows(runs: Sequence[Run]) -> list[Row]:
-    """A row for each model and method, a column for each threshold; seeds count as more checkpoints."""
+    """A row for each model and setting, a column for each threshold; seeds count as more checkpoints."""
     rows: list[Row] = []
     for name, thresholds in _by_name(runs).items():
         rows.append({"model": name[0], "method": name[1]})
@@ -99,9 +99,9 @@ def draw_bins(canvas: Canvas, runs: Sequence[Run]) -> None:
 
 
 def _by_name(runs: Sequence[Run]) -> dict[tuple[str, str], dict[float, list[Any]]]:
-    """(model, method) -> threshold -> its checkpoints."""
+    """(model, method and what it is held to) -> threshold -> its checkpoints."""
     named: dict[tuple[str, str], dict[float, list[Any]]] = {}
     for run in runs:
-        name = (f"{run['model']} ({run['parameters']:,})", method_label(run) + varied_label(run))
+        name = (f"{run['model']} ({run['parameters']:,})", method_label(run) + held_label(run))
         named.setdefault(name, {}).setdefault(run["threshold"], []).extend(run["bins"])
     return named

@@ -84,7 +84,7 @@ def spread_lines(runs: Sequence[Run]) -> list[str]:
 
     Smaller costs cannot be told from chance.
     """
-    trainings = _trainings(runs)
+    trainings = _trainings([run for run in runs if run["final"]["baseline"] is not None])
     return [
         f"{name}, {_spread_line(mine)}" if len(trainings) > 1 else _spread_line(mine)
         for name, mine in trainings.items()
@@ -97,7 +97,8 @@ def _trainings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for model, mine in by_model(runs).items():
         several = len({run["data"] for run in mine}) > 1
         for run in mine:
-            data = f" on {run['data']}" if several else ""
+            told = "data.source" in run.get("varied", {})
+            data = f" on {run['data']}" if several and not told else ""
             found.setdefault(model + data + training_label(run), []).append(run)
     return found
 

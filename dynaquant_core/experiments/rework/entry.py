@@ -8,11 +8,11 @@ from typing import Any
 
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.rework import ReworkSection
+from dynaquant_core.experiments.config.spelling import resolved
 from dynaquant_core.experiments.events import Event, find
 from dynaquant_core.experiments.results import STAGES
 from dynaquant_core.experiments.rework.interval import mean_interval
 from dynaquant_core.experiments.rework.point import point_of
-from dynaquant_core.methods.registry import resolve_method
 
 __all__ = ["rework_entry"]
 
@@ -54,11 +54,11 @@ def rework_entry(experiment: Experiment, diary: Sequence[Event]) -> dict[str, An
 
 
 def _described(experiment: Experiment, final: Event) -> dict[str, Any]:
-    method = resolve_method(experiment.method)
+    method, options = resolved(experiment.method)
     return {
         "kind": experiment.kind,
-        "method": method.name,
-        "options": method.options(),
+        "method": method,
+        "options": options,
         "seed": experiment.seed,
         "threshold": None,
         "interval_steps": experiment.checkpoint_every,
