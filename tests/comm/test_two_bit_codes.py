@@ -193,6 +193,13 @@ def test_codes_of_another_length():
         two_bit.decode_sum(torch.zeros((2, 4), dtype=torch.uint8), 17, 0.5, 0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.float32])
+def test_codes_that_are_no_bytes_are_refused(dtype):
+    """A negative one would be looked up in front of the table, where memory may be nobody's."""
+    with pytest.raises(StateMismatchError, match=r"expected torch\.uint8"):
+        two_bit.decode_sum(torch.full((1, 4), -56).to(dtype), 16, 0.5, 0.5)
+
+
 def test_the_reference_itself_on_the_published_example():
     sender = Sender(8, 0.5)
     assert as_bytes(sender.push([0, 0.5, 0, -0.5, 0.5, 0, 0, -0.5])) == bytes.fromhex("32 C2 00 00")
@@ -200,7 +207,14 @@ def test_the_reference_itself_on_the_published_example():
     assert reduced(pair, [[0.6, -0.6], [0.2, -0.7]]) == [0.25, -0.5]
 
 
-@pytest.mark.parametrize("limits", [(0.0, 0.5), (float("nan"), 0.5), (0.5, -0.5), (float("inf"), 0.5)])
+@pytest.mark.parametrize(
+    "limits", [(0.0, 0.5), (float("nan"), 0.5), (0.5, -0.5), (float("inf"), 0.5), (1e-50, 0.5), (0.5, 1e50)]
+)
 def test_thresholds_that_say_nothing_are_refused(limits):
-    with pytest.raises(ConfigError, match="finite numbers above 0"):
-        codes.encode(torch.zeros(4), torch.ones(4), *limits)
+    """As float32 has them, by senders and by receivers, which would decode zeros and NaN from them."""
+    residual = torch.zeros(4)
+    with pytest.raises(ConfigError, match="above 0 and finite in float32"):
+        codes.encode(residual, torch.ones(4), *limits)
+    assert not residual.any()
+    with pytest.raises(ConfigError, match="above 0 and finite in float32"):
+        codes.decode_sum(torch.zeros((1, 4), dtype=torch.uint8), 4, *limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 
@@ -150,6 +151,17 @@ def test_one_rank_compresses_as_any_other(one_rank, caplog):
         model(gradients(0, step)).backward()
         assert told(model.module) == step_all(of, [gradients(0, step)], "mean")
     assert state.residual("c").flatten().tolist() == of["c"][0].residual
+
+
+@pytest.mark.parametrize("step", ["x", -1, None, 1.5])
+def test_a_replicas_state_whose_step_is_none_is_refused_whole(step):
+    reducer = two_bit.LocalReducer([nn.Linear(2, 2), nn.Linear(2, 2)])
+    state = copy.deepcopy(reducer.state_dict()) | {"step": step}
+    state["replicas"][0]["weight"]["residual"].fill_(1)
+    with pytest.raises(StateMismatchError, match="stored state is of step"):
+        reducer.load_state_dict(state)
+    assert not reducer.state_dict()["replicas"][0]["weight"]["residual"].any()
+    assert reducer.step == 0
 
 
 @pytest.mark.parametrize("model", [None, nn.Linear(2, 2)])

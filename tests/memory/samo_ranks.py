@@ -128,6 +128,34 @@ def with_different_masks(rank):
     return ""
 
 
+def with_different_settings(rank):
+    """What each difference is refused as, on this rank."""
+    told = {}
+    for name, of_rank in {
+        "sparsity": {"sparsity": (0.5, 0.51)[rank]},
+        "dense": {"dense": ("0", ())[rank]},
+        "scope": {"scope": ("layer", "global")[rank]},
+        "loss_scale": {"loss_scale": (None, 64.0)[rank]},
+        "dtype": {"dtype": (torch.float16, torch.bfloat16)[rank]},
+        "pruner": {"pruner": ("magnitude", "early_bird")[rank]},
+        "models or optimizers": {},
+        "waiting gradients": {},
+        "hold gradients": {},
+    }.items():
+        torch.manual_seed(0)
+        width = 6 + rank if name == "models or optimizers" else 6
+        model = nn.Sequential(nn.Linear(8, width), nn.Linear(width, 4))
+        if name == "hold gradients" or (name == "waiting gradients" and rank):
+            model(torch.ones(2, 8)).sum().backward()
+        before = model[0].weight.detach().clone()
+        try:
+            samo.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), **of_rank)
+        except ConfigError as error:
+            untouched = model[0].weight.dtype == torch.float32 and torch.equal(model[0].weight, before)
+            told[name] = str(error) if untouched else "changed"
+    return told
+
+
 def wrapped_in_ddp():
     parallel = DistributedDataParallel(nn.Linear(4, 4))
     try:
@@ -147,6 +175,7 @@ def main(store, rank, ranks):
         "half": in_half(rank),
         "unused": with_unused_layers(rank),
         "masks": with_different_masks(rank),
+        "settings": with_different_settings(rank),
         "ddp": wrapped_in_ddp(),
     }
     sys.stdout.write(json.dumps(told) + "\n")

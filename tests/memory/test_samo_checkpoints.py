@@ -179,10 +179,26 @@ def test_a_state_of_other_groups_is_refused_before_weights_or_masks_are_touched(
     groups = [{"params": [one]} for one in model.parameters()]
     handle = samo.wrap(model, torch.optim.AdamW(groups), sparsity=0.5)
     before, share = copy.deepcopy(model.state_dict()), handle.sparsity
-    with pytest.raises(StateMismatchError, match=r"with groups of .* this one has .*Nothing was restored"):
+    with pytest.raises(StateMismatchError, match=r"with groups of .* this one has .*optimizer was left"):
         handle.optimizer.load_state_dict(optimizer.state_dict())
     assert handle.sparsity == share
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
+def test_a_refusal_says_what_was_restored_before_it(tmp_path):
+    """A run that was saved without SAMO: its weights are in the model when the optimizer is asked."""
+    dense = gpt()
+    with dq.Checkpointer(tmp_path, dense, OPTIMIZERS["adamw"](dense.parameters()), **EXACT) as saving:
+        saving.save()
+    model = gpt(1)
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
+    with pytest.raises(
+        StateMismatchError, match="weights that were not loaded into the model before"
+    ) as told:
+        dq.Checkpointer(tmp_path, model, optimizer).restore()
+    assert "othing was restored" not in str(told.value)
+    assert not optimizer.state
 
 
 def test_states_of_other_runs_are_refused_and_nothing_is_changed(tmp_path):

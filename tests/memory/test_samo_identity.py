@@ -213,6 +213,43 @@ def test_dense_gradients_are_gone_when_backward_returns():
     assert all(one.grad.shape == one.shape for one in kept)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("what", ["wrap", "unwrap"])
+def test_gradients_that_wait_for_their_step_are_not_lost(what, dtype):
+    """All of them: where only biases kept theirs, a step would be half of one."""
+    model = conv()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype) if what == "unwrap" else None
+    loss_of(model, 1).backward()
+    if handle:
+        handle.unwrap()
+        expected = {name: one.grad.clone() for name, one in model.named_parameters()}
+    else:
+        expected = {name: one.grad.clone() for name, one in model.named_parameters()}
+        handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype)
+    before = {name: one.detach().float().clone() for name, one in model.named_parameters()}
+    optimizer.step()
+    for name, one in model.named_parameters():
+        stepped = (before[name] - 0.05 * expected[name]) * (before[name] != 0 if one.dim() > 1 else 1)
+        assert torch.allclose(one.float(), stepped, rtol=1e-3 if dtype == torch.float16 else 1e-6, atol=1e-6)
+        assert one.dim() == 1 or not torch.equal(one.float(), before[name])
+
+
+def test_an_optimizer_is_not_deep_copied_while_it_is_wrapped():
+    """The copy's vectors would belong to no model; its steps would change nothing."""
+    model = conv()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
+    with pytest.raises(ConfigError, match="copy would train nothing"):
+        copy.deepcopy((model, optimizer))
+    handle.unwrap()
+    copied, its = copy.deepcopy((model, optimizer))
+    before = copied.head.weight.detach().clone()
+    loss_of(copied, 1).backward()
+    its.step()
+    assert not torch.equal(copied.head.weight, before)
+
+
 def test_a_deep_copy_of_the_model_is_a_model_of_its_own():
     model = gpt()
     optimizer = OPTIMIZERS["adam"](model.parameters())

@@ -49,6 +49,16 @@ def test_layers_that_some_ranks_or_none_used(told):
     assert first[2] is None
 
 
+def test_what_would_shape_other_buckets_is_one_error_on_all_ranks(told):
+    """In the all-reduce it would be an abort, or an average of what does not belong together."""
+    first, second = (one["settings"] for one in told)
+    assert first == second
+    assert len(first) == 9
+    for name, message in first.items():
+        assert f"different {name};" in message or name == "hold gradients"
+    assert "hold gradients" in first["hold gradients"]
+
+
 def test_different_masks_and_ddp_are_refused(told):
     for one in told:
         assert "different masks" in one["masks"]

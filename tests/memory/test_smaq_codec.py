@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaquant_core.errors import ConfigError, UnsupportedStateError
+from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
 from dynaquant_core.memory.smaq import SmaQ, codec, torch_path
 from dynaquant_core.memory.smaq.chunks import CHUNK
 from dynaquant_core.memory.smaq.statistics import Statistics, ends_of, measure, spread_of_range
@@ -150,6 +151,22 @@ def test_another_stream_rounds_otherwise_and_the_same_one_alike():
     one, again, other = (SmaQ().encode(values, stream(seed)).decode() for seed in (5, 5, 6))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("part", ["mask", "inner", "outer", "counts", "zeros"])
+def test_codes_that_were_cut_off_are_refused(part):
+    """Kernels would read beyond them, and give back what lies there."""
+    values = torch.randn(80_000, generator=torch.Generator().manual_seed(0)).relu()
+    packed = SmaQ().encode(values, torch.Generator())
+    held = getattr(packed, part)
+    for cut in (held[: len(held) // 3], held[:-1], torch.cat((held, held[:1]))):
+        broken = replace(packed, **{part: cut.clone()})
+        for read in (broken.decode, lambda broken=broken: broken.decode_chunk(0)):
+            with pytest.raises(StateMismatchError, match="values need 3 counts of outliers"):
+                read()
+    if part == "counts":
+        with pytest.raises(StateMismatchError, match="not what encode gave"):
+            replace(packed, counts=-held).decode()
 
 
 def test_chunks_decode_apart():

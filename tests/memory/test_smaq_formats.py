@@ -48,6 +48,20 @@ def test_casts_are_torchs_own_and_saturate(name):
     assert form.encode(torch.tensor([math.nan]), GENERATOR).decode().isnan().all()
 
 
+@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16])
+def test_casts_of_half_precision_saturate_too(name, source):
+    """Clamped in a half precision of its own, the largest value of another is rounded up to infinity."""
+    largest = torch.finfo(source).max
+    values = torch.tensor([largest, -largest, 7e4 if source == torch.bfloat16 else 6.5e4, 1.0], dtype=source)
+    decoded = Cast(name).encode(values, GENERATOR).decode()
+    assert decoded.dtype == source
+    assert decoded.isfinite().all()
+    assert (decoded * values > 0).all()
+    if name != "fp8_e4m3":  # which has none
+        assert Cast(name).encode(torch.tensor([math.inf], dtype=source), GENERATOR).decode().isinf().all()
+
+
 def by_definition(values):
     """PAPER: X' = sign(X) [2^-b fp8(2^b |X|^a)]^(1/a), in float64 but for the cast."""
     there = values[values != 0].double().abs().log2()
@@ -83,6 +97,18 @@ def test_s2fp8_of_equal_magnitudes(values):
     tensor = torch.tensor(values)
     decoded = S2FP8().encode(tensor, GENERATOR).decode()
     assert torch.allclose(decoded, tensor, rtol=1e-4, atol=0)
+
+
+def test_s2fp8_of_values_below_float32_is_finite():
+    values = torch.tensor([1e-320, -1e-60, 1.5, -0.5], dtype=torch.float64)
+    decoded = S2FP8().encode(values, GENERATOR).decode()
+    assert decoded.tolist() == pytest.approx([0.0, 0.0, 1.5, -0.5], rel=0.1)
+
+
+def test_second_moments_of_the_largest_values_come_back_finite():
+    """Their logarithm rounds to 128, and two to that power is no float32."""
+    values = torch.full((2000,), torch.finfo(torch.float32).max)
+    assert torch.equal(SmaQ().second_moments().encode(values, GENERATOR).decode(), values)
 
 
 def test_s2fp8_refuses_what_has_no_logarithm():

@@ -256,6 +256,37 @@ def test_a_loss_inside_of_the_model_keeps_its_gradient_where_predictions_are_sur
     assert (coded - exact).norm() < 0.05 * exact.norm()
 
 
+class Normed(nn.Module):
+    """A layer norm behind a table whose padding is zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.norm = nn.Embedding(300, 64, padding_idx=0), nn.LayerNorm(64)
+        self.last = nn.Linear(64, 64)
+
+    def forward(self, tokens):
+        return self.last(self.norm(self.table(tokens)))
+
+
+def test_rows_of_zeros_leave_the_gradients_of_others_alone():
+    """A layer norm's reciprocal deviations of padding are hundreds of times the others'."""
+    draw = torch.Generator().manual_seed(1)
+    tokens, weights = torch.randint(1, 300, (32, 64), generator=draw), torch.randn(32, 64, 64, generator=draw)
+    tokens[:, 40:] = 0
+    found = []
+    for coded in (False, True):
+        model = Normed()
+        handle = smaq.apply(model, **ONLY_MAPS)
+        if not coded:
+            handle.remove()
+        (model(tokens) * weights * (tokens != 0)[..., None]).square().mean().backward()
+        handle.remove()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    exact, coded = found
+    assert (coded - exact).norm() < 0.1 * exact.norm()
+
+
 def test_evaluation_and_no_grad_are_untouched():
     model = mlp()
     with smaq.apply(model, **ONLY_MAPS) as handle:

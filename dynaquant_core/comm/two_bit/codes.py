@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -96,13 +97,11 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
     Raises:
         UnsupportedStateError: the gradient is of another dtype, or sparse.
         StateMismatchError: residual and gradient are not of one size, or the residual is no flat float32.
-        ConfigError: a threshold is no finite number above 0.
+        ConfigError: a threshold is no number that float32 has as finite and above 0.
 
     Source: MXNet pull request 8662; the code 01 is ours.
     """
-    for limit in (above, below):
-        good = isinstance(limit, int | float) and 0 < limit < math.inf
-        require(good, f"two_bit: thresholds must be finite numbers above 0, got {limit!r}.")
+    _require_limits(above, below)
     require_floating(gradient, "a gradient")
     _require_flat(residual, gradient.numel())
     values = gradient.detach().reshape(-1).float()
@@ -128,8 +127,15 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
         a sender's code is 01.
 
     Raises:
-        StateMismatchError: the rows are not of the length that ``count`` codes take.
+        StateMismatchError: the codes are no bytes, or the rows not of the length that ``count`` codes take.
+        ConfigError: a threshold is no number that float32 has as finite and above 0.
     """
+    _require_limits(above, below)
+    if gathered.dtype != torch.uint8:
+        raise StateMismatchError(
+            f"two_bit: codes are of {gathered.dtype}, expected torch.uint8, four codes a byte; hand over "
+            f"what encode returned."
+        )
     if gathered.dim() != 2 or gathered.shape[1] != packed_bytes(count):
         raise StateMismatchError(
             f"two_bit: codes of shape {tuple(gathered.shape)} cannot hold {count} elements a sender; "
@@ -234,6 +240,16 @@ def _fours(above: float, below: float) -> Floats:
     byte = np.arange(256)[:, None] >> np.array([6, 4, 2, 0])
     fours: Floats = _table(above, below)[byte & 3]
     return fours
+
+
+def _require_limits(*limits: float) -> None:
+    for limit in limits:
+        rounded = 0.0
+        if isinstance(limit, int | float):
+            with np.errstate(over="ignore", under="ignore"), suppress(OverflowError):
+                rounded = float(np.float32(limit))
+        good = 0 < rounded < math.inf
+        require(good, f"two_bit: thresholds must be above 0 and finite in float32, got {limit!r:.80}.")
 
 
 def _require_flat(residual: Tensor, count: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dynaquant_core.comm.attach import trained_parameters
 from dynaquant_core.comm.two_bit import codes
 from dynaquant_core.comm.two_bit.residuals import Residuals
+from dynaquant_core.comm.two_bit.saved import require_step
 from dynaquant_core.comm.two_bit.settings import Limits, Reduce, Threshold, TwoBitSettings
 from dynaquant_core.config import require
 from dynaquant_core.errors import StateMismatchError
@@ -99,6 +100,7 @@ class LocalReducer:
                 f"two_bit: expected the state of a LocalReducer of {len(self._residuals)} replicas; nothing "
                 f"was restored."
             )
+        require_step(state["step"])
         for residuals, own in zip(self._residuals, stored, strict=True):
             residuals.require_fit(own)
 
@@ -106,7 +108,7 @@ class LocalReducer:
         """Takes `state_dict` back.
 
         Raises:
-            StateMismatchError: it is of another model or number of replicas; nothing was touched.
+            StateMismatchError: it is of another model or number of replicas, or broken; nothing was touched.
         """
         self.check_state_dict(state)
         for residuals, own in zip(self._residuals, state["replicas"], strict=True):

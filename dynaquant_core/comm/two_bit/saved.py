@@ -12,7 +12,7 @@ from dynaquant_core.comm.two_bit.settings import Reduce
 from dynaquant_core.config import require, require_choice
 from dynaquant_core.errors import StateMismatchError
 
-__all__ = ["put_back", "redistribute", "require_fit", "state_of"]
+__all__ = ["put_back", "redistribute", "require_fit", "require_step", "state_of"]
 
 KEYS = ("rank", "ranks", "step", "parameters")
 
@@ -104,7 +104,11 @@ def _require_keys(state: Any) -> None:
             f"two_bit: the stored state lacks {', '.join(missing)}; expected what state_dict gave; nothing "
             f"was restored."
         )
-    step = state["step"]
+    require_step(state["step"])
+
+
+def require_step(step: Any) -> None:
+    """Raises StateMismatchError unless a stored number of steps is one."""
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise StateMismatchError(
             f"two_bit: the stored state is of step {step!r}; expected what state_dict gave; nothing was "

@@ -76,6 +76,7 @@ class Engine:
         self._copies = copies = dtype != torch.float32 or loss_scale is not None
         trained = {name: parameters[name] for name in names}
         self.slots, self.masters = masters_of(trained, masks, copies=copies)
+        waiting = {slot.name: slot.param.grad for slot in self.slots if slot.param.grad is not None}
         self._cast = Cast(model, dtype)
         self.buckets = buckets_of(slot for slot in self.slots if group is not None or not slot.own)
         self._collector = Collector(loss_scale or 1.0)
@@ -85,6 +86,7 @@ class Engine:
             if not slot.own:
                 slot.param.grad = None
         self.expand()
+        self.receive(waiting)
         self._zeroing = Zeroing(model, [slot for slot in self.slots if not slot.own])
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -100,8 +102,10 @@ class Engine:
         """Hooks off; model and optimizer dense again, zeros where it is pruned.
 
         Args:
-            ending: moments get the dtypes of the model's own parameters; False: another engine comes next.
+            ending: moments and waiting gradients get the dtypes of the model's own parameters, and the
+                model; False: another engine comes next.
         """
+        waiting = self.pending() if ending else {}
         for handle in self._handles:
             handle.remove()
         self._zeroing.undo()
@@ -111,6 +115,9 @@ class Engine:
                 if not slot.own:
                     slot.spread(slot.master, slot.param)
         swap_out(self.optimizer, self.slots, own_dtype=ending)
+        for slot in self.slots:
+            if not slot.own and slot.name in waiting:
+                slot.param.grad = waiting[slot.name].to(slot.param.dtype)
 
     @torch.no_grad()
     def take_over(self, former: Engine) -> None:
@@ -137,11 +144,13 @@ class Engine:
 
     @torch.no_grad()
     def receive(self, pending: Mapping[str, Tensor]) -> None:
-        """Goes on from the gradients of another engine."""
+        """Goes on from the gradients of another engine, or of the model before it was wrapped."""
         for slot in self.slots:
             if slot.own or slot.name not in pending:
                 continue
-            kept = slot.gather(pending[slot.name]).to(slot.master.dtype)
+            dense = pending[slot.name]
+            dense = dense if dense.layout == torch.strided else dense.to_dense()
+            kept = slot.gather(dense).to(slot.master.dtype)
             if slot.gradient is not None and slot.gradient.dtype == kept.dtype:  # both are the same memory
                 kept = slot.gradient.copy_(kept)
             slot.master.grad = kept

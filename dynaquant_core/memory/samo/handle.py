@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from dynaquant_core.memory.samo.state import from_state, numbered, to_state
 from dynaquant_core.state.compressed import MARK
 
 __all__ = ["Samo"]
+
+#: Where `copy.deepcopy` asks an object for a way of its own.
+COPY: Final = "__deepcopy__"
 
 
 class Samo:
@@ -52,6 +55,7 @@ class Samo:
         self.engine = Engine(model, optimizer, names, masks, **self._settings)
         for parameter in model.parameters():
             setattr(parameter, MARK, True)
+        vars(optimizer)[COPY] = _refuse_copy
         module: Any = model  # torch's hook has no types
         self._handles = [
             optimizer.register_state_dict_post_hook(self._on_save),
@@ -135,6 +139,7 @@ class Samo:
         self.engine.follow_writes()
         self._ended = True
         self.engine.remove()
+        vars(self.optimizer).pop(COPY, None)
         for handle in self._handles:
             handle.remove()
         for parameter in self.model.parameters():
@@ -173,6 +178,15 @@ class Samo:
         loaded.clear()
         self.engine.expand()
         return numbered(state)
+
+
+def _refuse_copy(_: Any) -> Any:
+    """A copy's vectors would belong to no model: its steps would change nothing, and nobody would be told."""
+    raise ConfigError(
+        "samo: an optimizer under samo.wrap was to be deep-copied, alone or with its model, and the copy "
+        "would train nothing; copy both after unwrap(), or build and wrap a second pair and load these "
+        "state_dicts into it; the model alone can be copied."
+    )
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

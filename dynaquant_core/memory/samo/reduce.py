@@ -11,17 +11,18 @@ in the same order on every rank, as DDP does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import Tensor, nn
 from torch.autograd import Variable
 
 from dynaquant_core.errors import ConfigError, GradientError
 from dynaquant_core.memory.samo.slots import Bucket, Slot
 
-__all__ = ["Group", "Reducer", "agree", "broadcast", "resolve"]
+__all__ = ["Group", "Reducer", "broadcast", "differing", "resolve"]
 
 #: A process group; "world": all ranks where torch.distributed is at work; None: this process alone.
 Group = dist.ProcessGroup | str | None
@@ -54,11 +55,19 @@ def broadcast(model: nn.Module, group: dist.ProcessGroup) -> None:
             tensor.copy_(whole)
 
 
-def agree(digest: int, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether all ranks have the same number (below 2**62)."""
-    ends = torch.tensor([digest, -digest], device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX, group)
-    return int(ends[0]) == -int(ends[1])
+def differing(said: Mapping[str, bytes], group: dist.ProcessGroup, device: torch.device) -> list[str]:
+    """The names under which the ranks said different things; the same list on all of them.
+
+    Args:
+        said: the same names in the same order on every rank.
+        group: the ranks.
+        device: one that the group communicates on.
+    """
+    digests = [xxhash.xxh3_64_intdigest(one) >> 2 for one in said.values()]
+    highest = torch.tensor([digests, [-one for one in digests]], device=device)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    most, least = highest.tolist()
+    return [name for name, high, low in zip(said, most, least, strict=True) if high != -low]
 
 
 class Reducer:

@@ -1,10 +1,8 @@
 """What the optimizer's ``state_dict`` holds of SAMO: the mask once, one bit a weight, and theta32.
 
 It lies in the optimizer's own state, so whatever saves that saves it: `torch.save`, `Checkpointer`, a
-framework.
-Parameters are called "samo.0", "samo.1", ... in it instead of 0, 1, ...: a dense optimizer would otherwise
-take vectors
-for the moments of its matrices.
+framework.  Parameters are called "samo.0", "samo.1", ... in it instead of 0, 1, ...: a dense optimizer would
+otherwise take vectors for the moments of its matrices.
 """
 
 from __future__ import annotations
@@ -28,6 +26,11 @@ __all__ = ["KEY", "Stored", "from_state", "numbered", "to_state"]
 KEY: Final = "samo"
 
 _PREFIX: Final = "samo."
+
+#: Whoever loads a run gives a model its weights first.
+LEFT: Final = (
+    "The optimizer was left as it was, and so were weights that were not loaded into the model before."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,8 @@ def from_state(engine: Engine, state: Mapping[str, Any]) -> Stored:
     found = state.get(KEY)
     if not isinstance(found, Mapping) or found.get("format") != 1:
         raise StateMismatchError(
-            "samo: the optimizer's state holds no mask: it was saved without SAMO, or by a newer "
-            "version; load a "
-            "dense state before samo.wrap, which compresses it. Nothing was restored."
+            "samo: the optimizer's state holds no mask: it was saved without SAMO, or by a newer version; "
+            f"load a dense state before samo.wrap, which compresses it. {LEFT}"
         )
     slots = {slot.name: slot for slot in engine.slots}
     masks: dict[str, Tensor] = {}
@@ -123,16 +125,14 @@ def _require_same(layer: Mapping[str, Any], slot: Slot | None) -> None:
     if slot is None:
         raise StateMismatchError(
             f"samo: the state holds layer {layer['name']!r}, which is not trained here; build the model "
-            "and the "
-            "optimizer as they were built then. Nothing was restored."
+            f"and the optimizer as they were built then. {LEFT}"
         )
     now = _short(slot.param.dtype), list(slot.param.shape), list(slot.param.stride())
     was = layer["dtype"], list(layer["shape"]), list(layer["stride"])
     if was[:2] != now[:2] or _long(was[1], was[2]) != _long(now[1], now[2]):
         raise StateMismatchError(
             f"samo: layer {slot.name!r} was {was[0]} {was[1]} with strides {was[2]} and is {now[0]} "
-            f"{now[1]} with "
-            f"strides {now[2]}; build and wrap the model as it was then. Nothing was restored."
+            f"{now[1]} with strides {now[2]}; build and wrap the model as it was then. {LEFT}"
         )
 
 
@@ -146,7 +146,8 @@ def _mask(layer: Mapping[str, Any], slot: Slot) -> Tensor:
     bits = layer["bits"]
     if not isinstance(bits, Tensor) or bits.dtype != torch.uint8 or bits.numel() != -(-size // 8):
         raise StateMismatchError(
-            f"samo: the stored mask of {slot.name!r} is not uint8[{-(-size // 8)}]. Nothing was restored."
+            f"samo: the stored mask of {slot.name!r} is not uint8[{-(-size // 8)}]; take another checkpoint. "
+            f"{LEFT}"
         )
     marks = np.unpackbits(bits.cpu().numpy(), count=size).astype(np.bool_)
     mask = torch.empty_strided(slot.param.shape, slot.param.stride(), dtype=torch.bool)
@@ -159,8 +160,8 @@ def _theta32(layer: Mapping[str, Any], slot: Slot, mask: Tensor | None) -> Tenso
     expected = list(slot.param.shape) if mask is None else [index_of(mask, slot.param).numel()]
     if not isinstance(values, Tensor) or list(values.shape) != expected or values.dtype != torch.float32:
         raise StateMismatchError(
-            f"samo: the stored theta32 of {slot.name!r} is not float32{expected}, as its mask says. "
-            "Nothing was restored."
+            f"samo: the stored theta32 of {slot.name!r} is not float32{expected}, as its mask says; take "
+            f"another checkpoint. {LEFT}"
         )
     return values
 
@@ -172,7 +173,7 @@ def _require_groups(engine: Engine, state: Mapping[str, Any]) -> None:
     if was != now:
         raise StateMismatchError(
             f"samo: the state is of an optimizer with groups of {was} parameters, this one has {now}; build "
-            "the optimizer as it was then. Nothing was restored."
+            f"the optimizer as it was then. {LEFT}"
         )
 
 
@@ -184,8 +185,7 @@ def _require_all(theta32: Mapping[str, Tensor], engine: Engine) -> None:
     if lacking:
         raise StateMismatchError(
             f"samo: the state holds no theta32 of {', '.join(map(repr, lacking[:5]))}; build and wrap the "
-            "model as it "
-            "was then. Nothing was restored."
+            f"model as it was then. {LEFT}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, Literal
 
 import torch
@@ -17,8 +18,9 @@ from dynaquant_core.memory.samo.early_bird import EarlyBird
 from dynaquant_core.memory.samo.guard import require_no_others
 from dynaquant_core.memory.samo.handle import Samo
 from dynaquant_core.memory.samo.masks import Scope, checked_masks, names_of, require_layer
+from dynaquant_core.memory.samo.places import memory_order
 from dynaquant_core.memory.samo.pruning import Pruning, dense_patterns
-from dynaquant_core.memory.samo.reduce import Group, agree, broadcast, resolve
+from dynaquant_core.memory.samo.reduce import Group, broadcast, differing, resolve
 from dynaquant_core.memory.samo.swap import require_optimizer
 from dynaquant_core.state.compressed import is_compressed
 
@@ -96,8 +98,15 @@ def wrap(
     ranks = resolve(group)
     if ranks is not None or dtype != torch.float32 or loss_scale is not None:
         require_no_others(model, names)
+    settings = {"dtype": dtype, "loss_scale": loss_scale, "group": ranks}
     if ranks is not None:
-        _join(model, given, ranks)
+        said = {
+            "masks": _digest(given),
+            **_said(pruning, bird),
+            "loss_scale": repr(loss_scale),
+            "dtype": repr(dtype),
+        }
+        _join(model, names, said, ranks)
     masks = (
         given
         if given is not None
@@ -105,7 +114,6 @@ def wrap(
         if bird is not None
         else pruning.masks(names_of(model), model, names)
     )
-    settings = {"dtype": dtype, "loss_scale": loss_scale, "group": ranks}
     return Samo(model, optimizer, names, masks, pruning=pruning, bird=bird, settings=settings)
 
 
@@ -139,15 +147,42 @@ def _bird(pruner: Any) -> EarlyBird | None:
     return EarlyBird() if pruner == "early_bird" else None
 
 
-def _join(model: nn.Module, masks: Mapping[str, Tensor] | None, group: dist.ProcessGroup) -> None:
-    """Ranks agree on masks before anything is changed, then on weights."""
+def _digest(masks: Mapping[str, Tensor] | None) -> str:
     digest = xxhash.xxh3_64()
     for name, mask in sorted((masks or {}).items()):
         digest.update(name.encode())
         digest.update(mask.cpu().contiguous().numpy().tobytes())
-    device = next(model.parameters()).device
+    return digest.hexdigest()
+
+
+def _said(pruning: Pruning, bird: EarlyBird | None) -> dict[str, str]:
+    """How a mask is found, by the names of what `wrap` was told."""
+    pruner = "magnitude" if bird is None else f"early bird {bird.distance} {bird.window}"
+    return {"pruner": pruner, **{name: repr(value) for name, value in asdict(pruning).items()}}
+
+
+def _join(model: nn.Module, names: list[str], said: Mapping[str, str], group: dist.ProcessGroup) -> None:
+    """Ranks agree on all that shapes their buckets before anything is changed, then on weights.
+
+    Buckets of other lengths would be an abort inside of the all-reduce, those of other weights an average of
+    what does not belong together.
+    """
+    parameters = names_of(model)
+    layers = [f"{name} {one.dtype} {memory_order(one)} {name in names}" for name, one in parameters.items()]
+    layers += [f"{name} {one.dtype} {tuple(one.shape)}" for name, one in model.named_buffers()]
+    waiting = sorted(name for name in names if parameters[name].grad is not None)
+    told = {**said, "models or optimizers": "\n".join(layers), "waiting gradients": repr(waiting)}
+    found = differing(
+        {name: one.encode() for name, one in told.items()}, group, next(model.parameters()).device
+    )
     require(
-        agree(digest.intdigest() >> 2, group, device),
-        "samo: the ranks were given different masks; give all of them the same.",
+        not found,
+        f"samo: the ranks were given different {', '.join(found)}; give all of them the same; nothing was "
+        "changed.",
+    )
+    require(
+        not waiting,
+        f"samo: {', '.join(map(repr, waiting[:5]))} hold gradients, which over ranks may be each rank's own "
+        "and of other weights; step and zero_grad() before samo.wrap; nothing was changed.",
     )
     broadcast(model, group)

@@ -43,8 +43,10 @@ def attach_step(
             if state:
                 _settle_state(optimizer.state.get(parameter, {}), coder, place)
 
-    handles: list[Any] = [optimizer.register_step_pre_hook(before)] if gradients else []
-    return handles + ([optimizer.register_step_post_hook(after)] if weights or state else [])
+    # A compiled step runs them between its graphs: nothing here can be part of one.
+    first, last = (torch.compiler.disable(hook) for hook in (before, after))  # type: ignore[no-untyped-call]
+    handles: list[Any] = [optimizer.register_step_pre_hook(first)] if gradients else []
+    return handles + ([optimizer.register_step_post_hook(last)] if weights or state else [])
 
 
 def _behind_closure(args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]) -> Any:
@@ -78,6 +80,11 @@ def _settle_state(state: dict[str, Any], coder: Coder, place: str) -> None:
 
 def _settle(tensor: Tensor, coder: Coder, role: str, place: str, form: Any = None) -> None:
     settled = coder.settle(tensor, role, place, form)
-    if settled is not None:
-        with torch.no_grad():
-            tensor.copy_(settled)
+    if settled is None:
+        return
+    with torch.no_grad():
+        if role == "state":
+            # A row without gradients has a second moment of zero: a first one that came back as a little
+            # more would be divided by next to nothing, step after step.
+            settled.masked_fill_(tensor == 0, 0)
+        tensor.copy_(settled)

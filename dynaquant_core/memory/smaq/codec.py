@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import require, require_choice
-from dynaquant_core.errors import UnsupportedStateError
+from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from dynaquant_core.memory.smaq import cpu_path, torch_path, zeros
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
 from dynaquant_core.memory.smaq.format import require_floating, require_generator
@@ -93,7 +93,11 @@ class PackedCodes:
         return chunk_count(self.count)
 
     def decode(self) -> Tensor:
-        """See `format.Packed`."""
+        """See `format.Packed`.
+
+        Raises:
+            StateMismatchError: the parts are not of the lengths that `SmaQ.encode` gave them.
+        """
         values = self._read(slice(0, self.chunks))
         return zeros.join(values, self.zeros, self.shape.numel()).view(self.shape)
 
@@ -102,6 +106,7 @@ class PackedCodes:
 
         Raises:
             ConfigError: there is no such chunk.
+            StateMismatchError: as `decode`.
         """
         require(
             0 <= index < self.chunks, f"SmaQ: there is no chunk {index}, expected 0 to {self.chunks - 1}."
@@ -112,11 +117,33 @@ class PackedCodes:
         if self.statistics.std == 0:
             size = min(wanted.stop * CHUNK, self.count) - wanted.start * CHUNK
             return constant(self.form, self.statistics, max(size, 0), self.dtype, self.device)
+        self._require_whole()
         side = cpu_path if self.device.type == "cpu" else torch_path
         levels, tables = self.form.levels, tables_of(self.form, self.statistics, self.floor, self.dtype)
         parts = (self.mask, self.inner, self.outer, self.counts)
         values: Tensor = side.read(*parts, levels, tables, self.count, wanted)
         return values.to(self.dtype)
+
+    def _require_whole(self) -> None:
+        """Kernels look at no lengths: codes that were cut off would be read beyond their end."""
+        levels, counts = self.form.levels, self.counts.numpy().astype(np.int64)
+        sizes = np.minimum(self.count - np.arange(0, self.count, CHUNK), CHUNK)
+        good = counts.shape == sizes.shape and bool(((counts >= 0) & (counts <= sizes)).all())
+        outliers = counts if good else np.zeros_like(sizes)
+        expected = {
+            "mask": -(-self.count // 8),
+            "inner": int(((sizes - outliers + 7) // 8).sum()) * levels.inner_width,
+            "outer": int(((outliers + 7) // 8).sum()) * levels.outer_width,
+        }
+        if self.zeros is not None:
+            expected["zeros"] = -(-self.shape.numel() // 8)
+        found = {name: getattr(self, name).numel() for name in expected}
+        if not good or found != expected:
+            raise StateMismatchError(
+                f"SmaQ: codes of {self.count} values need {len(sizes)} counts of outliers and {expected} "
+                f"bytes, found {self.counts.numel()} counts and {found}; they are not what encode gave: "
+                f"encode the tensor again."
+            )
 
 
 @final
@@ -277,5 +304,7 @@ def constant(
     form: SmaQ, statistics: Statistics, size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """So many values, all of them the mean."""
+    largest = min(torch.finfo(dtype).max, float(np.finfo(np.float32).max))
     value = 2.0**statistics.mean if form.logarithm else statistics.mean
+    value = min(max(value, -largest), largest)  # the logarithm of the largest value is rounded up
     return torch.full((size,), value, dtype=torch.float32, device=device).to(dtype)

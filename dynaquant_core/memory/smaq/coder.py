@@ -117,12 +117,22 @@ class Coder:
             "tallies": {role: asdict(tally) for role, tally in self.tallies.items()},
         }
 
+    def check_state_dict(self, state: Any) -> None:
+        """Raises what `load_state_dict` would raise, and touches nothing."""
+        self._read(state)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave.
 
         Raises:
             StateMismatchError: it is none, or of another format; nothing was changed.
         """
+        streams, self._known, self.tallies = self._read(state)
+        for own, stored in zip((self.generator, self.step_generator), streams, strict=True):
+            own.set_state(stored)
+
+    def _read(self, state: Any) -> tuple[list[Tensor], dict[str, tuple[Statistics, int]], dict[str, Tally]]:
+        """The random streams' states, statistics in use and tallies of what `state_dict` gave."""
         if not isinstance(state, Mapping) or set(state) != KEYS:
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise StateMismatchError(f"SmaQ: a state has the keys {', '.join(sorted(KEYS))}, found {found}.")
@@ -139,15 +149,13 @@ class Coder:
             }
             tallies = {role: Tally(**counts) for role, counts in state["tallies"].items()}
             streams = [state[name].cpu() for name in ("generator", "step_generator")]
-            for stream in streams:  # refuses what is no stream before anything is changed
-                torch.Generator().set_state(stream)
+            for stream in streams:
+                torch.Generator().set_state(stream)  # refuses what is no stream
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise StateMismatchError(
                 f"SmaQ: the state is not what state_dict gave ({error}); nothing was changed."
             ) from None
-        self.generator.set_state(streams[0])
-        self.step_generator.set_state(streams[1])
-        self._known, self.tallies = known, tallies
+        return streams, known, tallies
 
     def reseed(self, seed: int) -> None:
         """Begins both random streams anew."""

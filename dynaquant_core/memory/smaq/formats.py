@@ -34,7 +34,7 @@ class PackedCast:
 
     def decode(self) -> Tensor:
         """See `format.Packed`."""
-        return self.values.to(self.dtype, copy=True)
+        return saturated(self.values, self.dtype)
 
 
 @final
@@ -71,13 +71,7 @@ class Cast:
         """Packs a tensor; see `format.Format.encode`.  Nothing is drawn."""
         require_floating(tensor)
         require_generator(generator)
-        dtype = DTYPES[self.name]
-        largest = torch.finfo(dtype).max
-        source = tensor.detach().contiguous()
-        if largest < torch.finfo(source.dtype).max:
-            clamped = source.clamp(-largest, largest)
-            source = torch.where(source.isinf(), source, clamped)
-        return PackedCast(source.to(dtype, copy=True), tensor.dtype)
+        return PackedCast(saturated(tensor.detach().contiguous(), DTYPES[self.name]), tensor.dtype)
 
     def settle(
         self, tensor: Tensor, generator: torch.Generator, statistics: Statistics | None = None
@@ -89,6 +83,23 @@ class Cast:
     def second_moments(self) -> Cast:
         """The same: a cast never changes a sign."""
         return self
+
+
+def saturated(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another dtype; what lies beyond its largest value becomes that, infinity stays.
+
+    Clamped in no less than float32: half precision would round the largest value of another one up, and the
+    cast would make infinity of it.
+
+    Example:
+        >>> saturated(torch.tensor([7e4, torch.inf], dtype=torch.bfloat16), torch.float16).tolist()
+        [65504.0, inf]
+    """
+    largest = torch.finfo(dtype).max
+    if largest < torch.finfo(tensor.dtype).max:
+        wide = tensor if tensor.dtype == torch.float64 else tensor.float()
+        tensor = torch.where(wide.isinf(), wide, wide.clamp(-largest, largest))
+    return tensor.to(dtype, copy=True)
 
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {

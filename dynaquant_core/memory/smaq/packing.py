@@ -1,14 +1,14 @@
 """One forward pass: what autograd saves in it is packed, each run of memory once.
 
 Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
-log-probabilities, and what `Coder.takes` does not take.
+log-probabilities, one value a row, what attention needs as it is, and what `Coder.takes` does not take.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType, ref
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dynaquant_core.lazy import lazy
+from dynaquant_core.memory.smaq.attention import Attention
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
@@ -38,11 +39,13 @@ class Known:
             over; so another storage at the same address is another one.
         memory: as it is counted.
         runs: (dtype, version, which run of it, packed): the version changes when a tensor is written to.
+        kept: attention holds it as it is, so that packing it for others would cost memory and save none.
     """
 
     record: StorageWeakRef
     memory: ReferenceType[Memory] | None = None
     runs: list[tuple[torch.dtype, int, Any, ReferenceType[Run]]] = field(default_factory=list)
+    kept: bool = False
 
 
 class Forward:
@@ -62,15 +65,23 @@ class Forward:
         self.spared |= {address(tensor) for tensor in tensors_of(batch)}
         self.known: dict[int, Known] = {}
         self.counts: Counter[str] = Counter()
+        self.attention = Attention()
 
     @lazy
     def names(self) -> dict[nn.Module, str]:
         """The model's modules by name."""
         return {module: name for name, module in self.model.named_modules()}
 
-    def hooks(self) -> AbstractContextManager[Any]:
-        """What autograd is told."""
-        return torch.autograd.graph.saved_tensors_hooks(self.pack, unpack)
+    def open(self) -> ExitStack:
+        """Packs on this thread what autograd saves from here on, until it is closed.
+
+        A compiled model runs what is told to autograd between its graphs: nothing of it can be part of one.
+        """
+        pack, read = (torch.compiler.disable(one) for one in (self.pack, unpack))  # type: ignore[no-untyped-call]
+        opened = ExitStack()
+        opened.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, read))
+        opened.enter_context(self.attention)
+        return opened
 
     def pack(self, tensor: Tensor) -> Any:
         """A saved tensor as (run, view); where it is left alone as another view of its memory.
@@ -81,10 +92,13 @@ class Forward:
         """
         if not self.coder.takes(tensor) or type(tensor) not in (Tensor, nn.Parameter):
             return Kept.of(tensor)
-        if address(tensor) in self.spared or is_log_probabilities(tensor):
+        if address(tensor) in self.spared or is_one_a_row(tensor) or is_log_probabilities(tensor):
             return Kept.of(tensor)
         record = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         known = self.known.setdefault(record.cdata, Known(record))
+        known.kept = known.kept or self.attention.spares(tensor)
+        if known.kept:
+            return Kept.of(tensor)
         packed = covering(known, tensor) or self._packed(known, tensor)
         return Kept.of(tensor) if packed is None else packed
 
@@ -134,6 +148,15 @@ def covering(known: Known, tensor: Tensor) -> tuple[Run, View] | None:
         if len(where) == 2 and where[0] <= first and last < where[0] + where[1]:
             return run, View(shape, stride, first - where[0])
     return None
+
+
+def is_one_a_row(tensor: Tensor) -> bool:
+    """Whether a tensor has one value for each row of another, as the deviations that a layer norm saves.
+
+    Each scales a whole row, there are few of them, and a few rows of zeros (padding), whose reciprocal of a
+    deviation is hundreds of times the others', make the levels so coarse that all the others are wrong.
+    """
+    return tensor.dim() > 1 and tensor.shape[-1] == 1
 
 
 def is_log_probabilities(tensor: Tensor) -> bool:

@@ -76,7 +76,8 @@ class S2FP8:
         values = tensor.detach().contiguous()
         if values.numel():
             ends_of(values)
-        logs = values.float().abs().log2()
+        values = values.float()  # what is zero in it has no logarithm, whatever it was in float64
+        logs = values.abs().log2()
         there = logs[values != 0]
         squeeze, shift = 1.0, 0.0
         if there.numel():
@@ -84,7 +85,7 @@ class S2FP8:
             squeeze = REACH / (highest - mean) if highest > mean else 1.0
             shift = -squeeze * mean
         squeezed = torch.exp2(squeeze * logs + shift).clamp_(max=2.0**REACH)
-        held = torch.copysign(squeezed, values.float()).to(torch.float8_e5m2)
+        held = torch.copysign(squeezed, values).to(torch.float8_e5m2)
         return PackedSqueezed(held, squeeze, shift, tensor.dtype)
 
     def settle(

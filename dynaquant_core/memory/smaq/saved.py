@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -46,7 +46,7 @@ class SavedMaps:
     @contextmanager
     def packing(self, batch: Any = None) -> Iterator[None]:
         """Packs what autograd saves inside; ``batch``: a tree of tensors that are left alone."""
-        with self._forward(batch).hooks():
+        with self._forward(batch).open():
             yield
 
     def _forward(self, batch: Any) -> Forward:
@@ -55,18 +55,16 @@ class SavedMaps:
     def _enter(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         wanted = is_own(model, self.model) and model.training and torch.is_grad_enabled()
         self._drop_broken_off()
-        hooks: AbstractContextManager[Any] | None = None
+        opened: ExitStack | None = None
         if wanted and not in_checkpoint():
-            hooks = self._forward((args, kwargs)).hooks()
-        if hooks is not None:
-            hooks.__enter__()
-        self._stack().append((hooks, _call()))
+            opened = self._forward((args, kwargs)).open()
+        self._stack().append((opened, _call()))
 
     def _exit(self, *_: Any) -> None:
         stack = self._stack()
-        hooks, _call = stack.pop() if stack else (None, None)
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
+        opened, _call = stack.pop() if stack else (None, None)
+        if opened is not None:
+            opened.close()
 
     def remove(self) -> None:
         """Ends what a forward pass that was broken off has left open on this thread."""

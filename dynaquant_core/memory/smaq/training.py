@@ -85,6 +85,10 @@ class Handle:
         """Random stream, statistics in use and counters; a run that takes it goes on bit for bit."""
         return self._coder.state_dict()
 
+    def check_state_dict(self, state: Any) -> None:
+        """Raises what `load_state_dict` would raise, and touches nothing."""
+        self._coder.check_state_dict(state)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave.
 
