@@ -133,7 +133,7 @@ def _must_hold(folder: Path, experiment: Experiment) -> None:
     before = _before(folder / CONFIG)
     wanted = [_settings(run) for run in expand(experiment)]
     begun = [] if before is None else sorted(path.parent for path in folder.glob("run-*/events.jsonl"))
-    lost = [path.name for path in begun if _begun(path) not in wanted]
+    lost = [path.name for path in begun if not (path / "job.json").exists() or _begun(path) not in wanted]
     if before is not None and not lost:
         return
     found, now = {} if before is None else _settings(before), _settings(experiment)
