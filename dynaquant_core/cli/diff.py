@@ -17,6 +17,9 @@ from dynaquant_core.state.tree import flatten
 
 __all__ = ["Movement", "diff", "movement"]
 
+#: Bytes of integers that float64 cannot always tell apart.
+WIDE = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Movement:
@@ -105,15 +108,16 @@ def movement(name: str, before: Tensor | None, after: Tensor | None) -> Movement
 
 
 def _difference(before: Tensor, after: Tensor) -> Tensor:
-    """``after - before`` in float64; of integers the exact difference, rounded once.
+    """``after - before`` in float64; of wide integers only where they differ, exact and rounded once.
 
     Example:
         >>> _difference(torch.tensor([2**60]), torch.tensor([2**60 + 1])).item()
         1.0
     """
-    if before.is_floating_point():
+    if before.is_floating_point() or before.element_size() < WIDE:
         return after.double() - before.double()
-    pairs = zip(before.flatten().tolist(), after.flatten().tolist(), strict=True)
+    differing = before != after
+    pairs = zip(before[differing].tolist(), after[differing].tolist(), strict=True)
     return torch.tensor([float(new - old) for old, new in pairs], dtype=torch.float64)
 
 

@@ -106,10 +106,8 @@ class OutputSource:
             info = describe(folder)
         except DynaQuantError as error:
             name = str(folder.relative_to(self._path))
-            numbers = re.findall(r"\d+", folder.name)  # steps and epochs: the step is the last of them
-            self._skipped.append(
-                Problem(name, int(numbers[-1]) if numbers else 0, " ".join(str(error).split()))
-            )
+            step = max(map(int, re.findall(r"\d+", folder.name)), default=0)  # an epoch's number is lower
+            self._skipped.append(Problem(name, step, " ".join(str(error).split())))
             return
         known = self._found.get(info.step)
         if known is None or info.sequence > known[0].sequence:

@@ -153,8 +153,8 @@ def put_weights(
     """
     own = model.state_dict()
     found = _renamed(weights, own)
-    new = own if partial else [name for name in own if HEADS.intersection(name.split("."))]
-    missing = [name for name in own if name not in found and name not in new]
+    needed = [] if partial else [name for name in own if not HEADS.intersection(name.split("."))]
+    missing = [name for name in needed if name not in found]
     others = [
         f"{name} is {list(found[name].shape)}, expected {list(tensor.shape)}"
         for name, tensor in own.items()

@@ -8,6 +8,10 @@ from torch.nn import functional
 
 from dynaquant_core.experiments.models.resnet import ResNet
 
+#: Of `smaq.apply`: nothing but feature maps is coded, and nothing at all.
+ONLY_MAPS = {"gradient_maps": False, "gradients": False, "weights": False, "optimizer_state": False}
+OFF = ONLY_MAPS | {"feature_maps": None}
+
 
 def conv_net(seed=0):
     torch.manual_seed(seed)

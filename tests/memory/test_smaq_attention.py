@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from dynaquant_core.memory import smaq
+from tests.memory.nets import ONLY_MAPS
 
-ONLY_MAPS = {"gradient_maps": False, "gradients": False, "weights": False, "optimizer_state": False}
 ROWS, LENGTH, WIDTH, HEADS = 4, 64, 64, 4
 
 

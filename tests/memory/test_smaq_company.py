@@ -10,15 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory import samo, smaq
-from tests.memory.nets import mlp, rows, train
+from tests.memory.nets import OFF, mlp, rows, train
 
-OFF = {
-    "feature_maps": None,
-    "gradient_maps": False,
-    "gradients": False,
-    "weights": False,
-    "optimizer_state": False,
-}
 SAVED, INLINE, GRADIENTS = (
     OFF | one for one in ({"feature_maps": "saved"}, {"feature_maps": "inline"}, {"gradient_maps": True})
 )

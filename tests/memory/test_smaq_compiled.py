@@ -7,15 +7,7 @@ import torch
 from torch import nn
 
 from dynaquant_core.memory import smaq
-from tests.memory.nets import mlp, rows, train
-
-OFF = {
-    "feature_maps": None,
-    "gradient_maps": False,
-    "gradients": False,
-    "weights": False,
-    "optimizer_state": False,
-}
+from tests.memory.nets import OFF, mlp, rows, train
 
 
 @pytest.mark.filterwarnings("default:The .grad attribute")  # Dynamo asks hooked maps for it

@@ -12,15 +12,7 @@ from torch import nn
 
 from dynaquant_core.errors import ConfigError, StateMismatchError
 from dynaquant_core.memory import smaq
-from tests.memory.nets import bits, mlp, rows, train
-
-OFF = {
-    "feature_maps": None,
-    "gradient_maps": False,
-    "gradients": False,
-    "weights": False,
-    "optimizer_state": False,
-}
+from tests.memory.nets import OFF, bits, mlp, rows, train
 
 
 def adamw(model):

@@ -16,9 +16,7 @@ from torch.nn import functional
 from dynaquant_core.errors import ConfigError, GradientError
 from dynaquant_core.memory import smaq
 from dynaquant_core.memory.smaq.memory_layout import flat_run
-from tests.memory.nets import conv_net, images, mlp, rows
-
-ONLY_MAPS = {"gradient_maps": False, "gradients": False, "weights": False, "optimizer_state": False}
+from tests.memory.nets import ONLY_MAPS, conv_net, images, mlp, rows
 
 
 def saved_bytes(model, batch):

@@ -15,15 +15,7 @@ from torch import nn
 import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError, StateMismatchError
 from dynaquant_core.memory import smaq
-from tests.memory.nets import bits, conv_net, images, mlp, rows, train
-
-OFF = {
-    "feature_maps": None,
-    "gradient_maps": False,
-    "gradients": False,
-    "weights": False,
-    "optimizer_state": False,
-}
+from tests.memory.nets import OFF, bits, conv_net, images, mlp, rows, train
 
 
 def levels_of(tensor):

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from dynaquant_core.memory import smaq
-
-ONLY_MAPS = {"gradient_maps": False, "gradients": False, "weights": False, "optimizer_state": False}
+from tests.memory.nets import ONLY_MAPS
 
 
 class Gated(nn.Module):
