@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
+from dynaquant_core.hooks import OwnedHooks
 from dynaquant_core.training.pinned import PinnedCopies, local_shard
 
 __all__ = ["BETA", "GradientCollector", "moment_averages"]
@@ -73,8 +73,7 @@ class GradientCollector:
         self._recording = False
         self._pinned: dict[Optimizer, PinnedCopies] = {}
         handles = [optimizer.register_step_post_hook(_telling(weakref.ref(self))) for optimizer in optimizers]
-        self._unhook = weakref.finalize(self, _remove, handles)
-        self._unhook.atexit = False
+        self._hooks = OwnedHooks(self, handles)
 
     @property
     def recording(self) -> bool:
@@ -112,7 +111,7 @@ class GradientCollector:
         """Takes the hooks off the optimizers and frees everything."""
         self.stop()
         self._pinned.clear()
-        self._unhook()
+        self._hooks.remove()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Records the gradients that an optimizer has just stepped with, in a window."""
@@ -169,11 +168,6 @@ def _telling(collector: weakref.ref[GradientCollector]) -> Callable[..., None]:
             held.after_step(optimizer)
 
     return tell
-
-
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def moment_averages(

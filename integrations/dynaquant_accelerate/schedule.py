@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from dynaquant_core.hooks import OwnedHooks
+
 __all__ = ["Steps", "steps_of"]
 
 
@@ -47,7 +49,7 @@ class Steps:
         self._of_each: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._origin = done  # steps of the run before those in `_of_each`
         handle = register_optimizer_step_post_hook(_counting(weakref.ref(self)))
-        self._close = weakref.finalize(self, handle.remove)
+        self._hooks = OwnedHooks(self, [handle])
         self._look_ahead(self.left)
 
     @property
@@ -74,7 +76,7 @@ class Steps:
 
     def close(self) -> None:
         """Counts no more."""
-        self._close()
+        self._hooks.remove()
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Some optimizer has stepped."""

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dynaquant_core.comm.two_bit.layout import Layout
+from dynaquant_core.hooks import OwnedHooks
 
 __all__ = ["Scaler", "Sent", "Steps"]
 
@@ -97,7 +98,7 @@ class Steps:
         self._stepped: set[int] = set()
         if self.scaled:
             handle = register_optimizer_step_post_hook(_noting(weakref.ref(self)))
-            weakref.finalize(self, handle.remove)
+            self._hooks = OwnedHooks(self, [handle])
         #: What gradients are multiplied by in this step.
         self.scale = 1.0
 

@@ -1,0 +1,57 @@
+"""Hooks on optimizers that are taken off again when their owner is gone, and never in the middle of a step.
+
+The garbage collector may find an owner gone at any time, also while an optimizer goes through its hooks.  Torch
+goes through the dictionary itself, so taking one out then would end the user's step with "OrderedDict mutated
+during iteration".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["OwnedHooks"]
+
+#: Of owners that are gone; filled by the garbage collector.
+_left: list[RemovableHandle] = []
+
+
+class OwnedHooks:
+    """Hooks that were registered for an owner.  Whoever registers takes off what others have left.
+
+    A hook has to hold its owner weakly and do nothing once it is gone: until the next registration it is
+    still called.
+
+    Args:
+        owner: whom the hooks tell.
+        handles: what registering them returned.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        >>> hooks = OwnedHooks(optimizer, [optimizer.register_step_post_hook(lambda *_: None)])
+        >>> hooks.remove()
+        >>> len(optimizer._optimizer_step_post_hooks)
+        0
+    """
+
+    def __init__(self, owner: object, handles: Sequence[RemovableHandle]) -> None:
+        _take_off_what_was_left()
+        self._gone = weakref.finalize(owner, _left.extend, handles)
+        self._gone.atexit = False
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Takes them off now; again: does nothing.  Not for the middle of a step."""
+        self._gone.detach()
+        for handle in self._handles:
+            handle.remove()
+
+
+def _take_off_what_was_left() -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            _left.pop().remove()
