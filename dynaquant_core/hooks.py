@@ -1,8 +1,8 @@
 """Hooks on optimizers that are taken off again when their owner is gone, and never in the middle of a step.
 
-The garbage collector may find an owner gone at any time, also while an optimizer goes through its hooks.  Torch
-goes through the dictionary itself, so taking one out then would end the user's step with "OrderedDict mutated
-during iteration".
+The garbage collector may find an owner gone at any time, also while an optimizer goes through its hooks.
+Torch goes through the dictionary itself, so taking one out then would end the user's step with "OrderedDict
+mutated during iteration".
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Children:
 def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None], children: Children) -> None:
     """Does every task once, those first in the list first, at most ``jobs`` at a time.
 
-    After an error nothing new is begun; what runs is brought to its end, and then the error is raised.  An
-    interrupt ends everything at once.
+    After an error whatever does not need the part that failed goes on, and then the error is raised: one bad
+    row must not cost a night.  An interrupt ends everything at once.
 
     Args:
         tasks: what to do; needs name others of them, without a circle.
@@ -73,7 +73,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None]
         children: processes that the tasks began.
 
     Raises:
-        DynaQuantError: the first one of a task.
+        DynaQuantError: the first one of a task; each has been logged when it came.
 
     Example:
         >>> found = []
@@ -91,15 +91,16 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None]
         except BaseException:
             children.stop()
             raise
-    if crew.problem is not None:
-        raise crew.problem
+    if crew.problems:
+        crew.tell_what_is_missing()
+        raise crew.problems[0]
 
 
 class _Crew:
     """What waits, what runs, what is done, and what went wrong."""
 
     def __init__(self, waiting: list[Task]) -> None:
-        self.problem: DynaQuantError | None = None
+        self.problems: list[DynaQuantError] = []
         self._waiting = waiting
         self._running: dict[Future[Any], str] = {}
         self._done: set[str] = set()
@@ -107,10 +108,9 @@ class _Crew:
     def go_on(self, pool: ThreadPoolExecutor, jobs: int) -> bool:
         """Begins what can begin; whether anything is at work."""
         ready = [task for task in self._waiting if self._done.issuperset(task.needs)]
-        if self.problem is None:
-            for task in ready[: jobs - len(self._running)]:
-                self._waiting.remove(task)
-                self._running[pool.submit(task.work)] = task.name
+        for task in ready[: jobs - len(self._running)]:
+            self._waiting.remove(task)
+            self._running[pool.submit(task.work)] = task.name
         return bool(self._running)
 
     def next_done(self) -> list[tuple[str, Any]]:
@@ -122,9 +122,18 @@ class _Crew:
             try:
                 found.append((name, future.result()))
             except DynaQuantError as error:
-                if self._running:
-                    logger.warning("%s; runs that have begun are finished first", error)
-                self.problem = self.problem or error
+                if self._running or self._waiting:
+                    logger.warning("%s  What does not need it goes on.", error)
+                self.problems.append(error)
             else:
                 self._done.add(name)
         return found
+
+    def tell_what_is_missing(self) -> None:
+        """After errors: how much of the work has no result, where one of the errors does not say it all."""
+        if len(self.problems) > 1 or self._waiting:
+            logger.warning(
+                "parts that failed: %d; that need them and were not begun: %d; the same command repeats these alone",
+                len(self.problems),
+                len(self._waiting),
+            )

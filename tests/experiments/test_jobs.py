@@ -210,7 +210,7 @@ def recorded() -> list[int]:
     return [len(events.find(events.read(path), "recorded")) for path in diaries] if len(diaries) == 2 else [0]
 
 
-def test_after_an_error_nothing_new_begins_and_what_runs_is_finished() -> None:
+def test_after_an_error_what_does_not_need_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     done: list[Any] = []
     failed = threading.Event()
 
@@ -225,12 +225,24 @@ def test_after_an_error_nothing_new_begins_and_what_runs_is_finished() -> None:
     tasks = [
         Task("a", fail),
         Task("b", slow),
-        Task("c", lambda: "never"),
-        Task("d", lambda: "n", needs=("a",)),
+        Task("c", lambda: "other"),
+        Task("d", lambda: "never", needs=("a",)),
     ]
     with pytest.raises(ExperimentError, match="no"):
         run_tasks(tasks, 2, lambda *pair: done.append(pair), Children())
-    assert done == [("b", "slow")]
+    assert sorted(done) == [("b", "slow"), ("c", "other")]
+    assert "parts that failed: 1; that need them and were not begun: 1" in caplog.text
+
+
+def test_of_several_errors_the_first_is_raised_and_all_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(with_what: str) -> None:
+        raise ExperimentError(with_what)
+
+    tasks = [Task("a", lambda: fail("first.")), Task("b", lambda: fail("second."))]
+    with pytest.raises(ExperimentError, match="first"):
+        run_tasks(tasks, 1, lambda *pair: None, Children())
+    assert "first.  What does not need it goes on." in caplog.text
+    assert "parts that failed: 2" in caplog.text
 
 
 def test_an_interrupt_kills_what_runs_and_what_comes() -> None:
