@@ -133,7 +133,8 @@ class _Crew:
         """After errors: how much of the work has no result, where one of the errors does not say it all."""
         if len(self.problems) > 1 or self._waiting:
             logger.warning(
-                "parts that failed: %d; that need them and were not begun: %d; the same command repeats these alone",
+                "parts that failed: %d; that need them and were not begun: %d; the same command "
+                "repeats these alone",
                 len(self.problems),
                 len(self._waiting),
             )

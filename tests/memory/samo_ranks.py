@@ -165,6 +165,25 @@ def wrapped_in_ddp():
     return ""
 
 
+def with_a_mistake_on_one_rank(rank):
+    """What either rank is told where one alone was given what cannot be wrapped."""
+    told = {}
+    for name, of_rank in {
+        "sparsity": {"sparsity": (0.5, 1.5)[rank]},
+        "mask": {"mask": (None, {"nobody": torch.ones(4, 4, dtype=torch.bool)})[rank]},
+        "model": {},
+    }.items():
+        model = nn.Linear(4, 4)
+        before = model.weight.detach().clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given = "no model" if name == "model" and rank else model
+        try:
+            samo.wrap(given, optimizer, **of_rank)
+        except ConfigError as error:
+            told[name] = str(error) if torch.equal(model.weight, before) else "changed"
+    return told
+
+
 def main(store, rank, ranks):
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=90)
@@ -176,6 +195,7 @@ def main(store, rank, ranks):
         "unused": with_unused_layers(rank),
         "masks": with_different_masks(rank),
         "settings": with_different_settings(rank),
+        "mistakes": with_a_mistake_on_one_rank(rank),
         "ddp": wrapped_in_ddp(),
     }
     sys.stdout.write(json.dumps(told) + "\n")

@@ -59,6 +59,15 @@ def test_what_would_shape_other_buckets_is_one_error_on_all_ranks(told):
     assert "hold gradients" in first["hold gradients"]
 
 
+def test_a_mistake_on_one_rank_leaves_no_other_waiting(told):
+    right, wrong = (one["mistakes"] for one in told)
+    assert "sparsity" in wrong["sparsity"]
+    assert "'nobody'" in wrong["mask"]
+    assert "expected a torch.nn.Module" in wrong["model"]
+    assert len(right) == 3
+    assert all("rank 1 of the group was given what cannot be wrapped" in one for one in right.values())
+
+
 def test_different_masks_and_ddp_are_refused(told):
     for one in told:
         assert "different masks" in one["masks"]

@@ -22,7 +22,7 @@ from torch.autograd import Variable
 from dynaquant_core.errors import ConfigError, GradientError
 from dynaquant_core.memory.samo.slots import Bucket, Slot
 
-__all__ = ["Group", "Reducer", "broadcast", "differing", "resolve"]
+__all__ = ["Group", "Reducer", "broadcast", "differing", "refusing", "resolve"]
 
 #: A process group; "world": all ranks where torch.distributed is at work; None: this process alone.
 Group = dist.ProcessGroup | str | None
@@ -53,6 +53,22 @@ def broadcast(model: nn.Module, group: dist.ProcessGroup) -> None:
             whole = tensor.detach().contiguous()
             dist.broadcast(whole, source, group)
             tensor.copy_(whole)
+
+
+def refusing(refused: bool, group: dist.ProcessGroup, device: torch.device | None) -> int | None:
+    """The highest of the group's ranks that say no; the same on all of them, None where nobody does.
+
+    Args:
+        refused: what this rank says.
+        group: the ranks.
+        device: one that the group communicates on; None: the one that its backend asks for.
+    """
+    if device is None:
+        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    highest = torch.tensor(dist.get_rank(group) if refused else -1, device=device)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group)
+    found = int(highest)
+    return None if found < 0 else found
 
 
 def differing(said: Mapping[str, bytes], group: dist.ProcessGroup, device: torch.device) -> list[str]:

@@ -14,13 +14,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number
+from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory.samo.early_bird import EarlyBird
 from dynaquant_core.memory.samo.guard import require_no_others
 from dynaquant_core.memory.samo.handle import Samo
 from dynaquant_core.memory.samo.masks import Scope, checked_masks, names_of, require_layer
 from dynaquant_core.memory.samo.places import memory_order
 from dynaquant_core.memory.samo.pruning import Pruning, dense_patterns
-from dynaquant_core.memory.samo.reduce import Group, broadcast, differing, resolve
+from dynaquant_core.memory.samo.reduce import Group, broadcast, differing, refusing, resolve
 from dynaquant_core.memory.samo.swap import require_optimizer
 from dynaquant_core.state.compressed import is_compressed
 
@@ -69,7 +70,8 @@ def wrap(
             process group, or None.
 
     Raises:
-        ConfigError: an argument, a mask, a parameter or the optimizer does not fit; nothing was changed.
+        ConfigError: an argument, a mask, a parameter or the optimizer does not fit, on this rank or another;
+            nothing was changed.
 
     Example:
         >>> model = nn.Linear(8, 4)
@@ -80,45 +82,28 @@ def wrap(
         >>> int(model.weight.count_nonzero()), [tuple(one.shape) for one in handle.parameters()]
         (8, [(8,), (4,)])
     """
-    names = _require(model, optimizer)
-    require_choice("samo", "dtype", dtype, (torch.float16, torch.bfloat16, torch.float32))
-    if loss_scale is not None:
-        require_number("samo", "loss_scale", loss_scale, 2.0**-64, 2.0**64)
-    bird = _bird(pruner)
-    patterns = dense_patterns(dense, model)
-    pruning = Pruning(DEFAULT_SPARSITY if sparsity is None else sparsity, scope, patterns, embeddings)
-    if mask is None:
-        pruning.require_something(model, names)
-    else:
-        plain = sparsity is None and bird is None and not patterns and not embeddings
-        require(
-            plain, "samo: give a mask, or how to find one (sparsity, pruner, dense, embeddings), not both."
-        )
-    given = None if mask is None else checked_masks(mask, model, names)
     ranks = resolve(group)
-    if ranks is not None or dtype != torch.float32 or loss_scale is not None:
-        require_no_others(model, names)
     settings = {"dtype": dtype, "loss_scale": loss_scale, "group": ranks}
+    try:
+        names = _require(model, optimizer, settings)
+        bird = _bird(pruner)
+        share = DEFAULT_SPARSITY if sparsity is None else sparsity
+        pruning = Pruning(share, scope, dense_patterns(dense, model), embeddings)
+        given = _given(mask, model, names, pruning, plain=sparsity is None and bird is None)
+    except ConfigError:
+        if ranks is not None:
+            refusing(True, ranks, None)  # the others wait to hear that all is well
+        raise
     if ranks is not None:
-        said = {
-            "masks": _digest(given),
-            **_said(pruning, bird),
-            "loss_scale": repr(loss_scale),
-            "dtype": repr(dtype),
-        }
-        _join(model, names, said, ranks)
-    masks = (
-        given
-        if given is not None
-        else {}
-        if bird is not None
-        else pruning.masks(names_of(model), model, names)
-    )
-    return Samo(model, optimizer, names, masks, pruning=pruning, bird=bird, settings=settings)
+        said = {"loss_scale": repr(loss_scale), "dtype": repr(dtype), "masks": _digest(given)}
+        _join(model, names, {**said, **_said(pruning, bird)}, ranks)
+    if given is None:
+        given = {} if bird is not None else pruning.masks(names_of(model), model, names)
+    return Samo(model, optimizer, names, given, pruning=pruning, bird=bird, settings=settings)
 
 
-def _require(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """Names of the trained parameters; raises ConfigError where model or optimizer cannot be wrapped."""
+def _require(model: nn.Module, optimizer: Optimizer, settings: Mapping[str, Any]) -> list[str]:
+    """Names of the trained parameters; raises ConfigError where these cannot be wrapped so."""
     require(
         isinstance(model, nn.Module), f"samo: model is {type(model).__name__}, expected a torch.nn.Module."
     )
@@ -137,7 +122,27 @@ def _require(model: nn.Module, optimizer: Optimizer) -> list[str]:
     for name, parameter in parameters.items():
         if parameter in held:
             require_layer(name, parameter)
+    dtype, loss_scale = settings["dtype"], settings["loss_scale"]
+    require_choice("samo", "dtype", dtype, (torch.float16, torch.bfloat16, torch.float32))
+    if loss_scale is not None:
+        require_number("samo", "loss_scale", loss_scale, 2.0**-64, 2.0**64)
+    if settings["group"] is not None or dtype != torch.float32 or loss_scale is not None:
+        require_no_others(model, names)
     return names
+
+
+def _given(
+    mask: Mapping[str, Tensor] | None, model: nn.Module, names: list[str], pruning: Pruning, *, plain: bool
+) -> dict[str, Tensor] | None:
+    """The masks that were given, checked; None where they are to be found, and something can be pruned."""
+    if mask is None:
+        pruning.require_something(model, names)
+        return None
+    require(
+        plain and not pruning.dense and not pruning.embeddings,
+        "samo: give a mask, or how to find one (sparsity, pruner, dense, embeddings), not both.",
+    )
+    return checked_masks(mask, model, names)
 
 
 def _bird(pruner: Any) -> EarlyBird | None:
@@ -167,14 +172,19 @@ def _join(model: nn.Module, names: list[str], said: Mapping[str, str], group: di
     Buckets of other lengths would be an abort inside of the all-reduce, those of other weights an average of
     what does not belong together.
     """
+    device = next(model.parameters()).device
+    rank = refusing(False, group, device)
+    require(
+        rank is None,
+        f"samo: rank {rank} of the group was given what cannot be wrapped, and its own error says why; "
+        "nothing was changed.",
+    )
     parameters = names_of(model)
     layers = [f"{name} {one.dtype} {memory_order(one)} {name in names}" for name, one in parameters.items()]
     layers += [f"{name} {one.dtype} {tuple(one.shape)}" for name, one in model.named_buffers()]
     waiting = sorted(name for name in names if parameters[name].grad is not None)
     told = {**said, "models or optimizers": "\n".join(layers), "waiting gradients": repr(waiting)}
-    found = differing(
-        {name: one.encode() for name, one in told.items()}, group, next(model.parameters()).device
-    )
+    found = differing({name: one.encode() for name, one in told.items()}, group, device)
     require(
         not found,
         f"samo: the ranks were given different {', '.join(found)}; give all of them the same; nothing was "
