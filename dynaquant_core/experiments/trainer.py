@@ -20,6 +20,7 @@ from dynaquant_core.experiments.data.registry import open_data
 from dynaquant_core.experiments.models.registry import build
 from dynaquant_core.experiments.optimizers import make_optimizer, make_scheduler
 from dynaquant_core.experiments.scores import correlation
+from dynaquant_core.state import bytes_of
 
 __all__ = ["Trainer", "device_name"]
 
@@ -119,7 +120,7 @@ class Trainer:
         words = hashlib.blake2b(digest_size=16)
         for name, tensor in self.model.state_dict().items():
             words.update(name.encode())
-            words.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            words.update(bytes_of(tensor.cpu()).numpy().tobytes())
         return words.hexdigest()
 
     def reader(self) -> nn.Module:

@@ -13,6 +13,8 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from dynaquant_core.state import bytes_of
+
 __all__ = ["MOST_BYTES", "Buffers"]
 
 #: More than this is not sent; the search then finds the ranks' values different, and is not shared.
@@ -80,8 +82,7 @@ class Buffers:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+    return bytes_of(tensor.detach().to("cpu")).numpy().tobytes()
 
 
 def _digest(tensor: Tensor) -> str:

@@ -11,7 +11,7 @@ from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.pages import empty_tensor
-from dynaquant_core.state.raw import empty_words, tensor_of, words_of
+from dynaquant_core.state.raw import bytes_of, empty_words, tensor_of, words_of
 from dynaquant_core.state.rebuild import leaf_names, unflatten, unpack
 from dynaquant_core.state.roles import (
     Kind,
@@ -38,6 +38,7 @@ __all__ = [
     "Tree",
     "assign_roles",
     "bare_name",
+    "bytes_of",
     "centred_names",
     "copies_of",
     "dtype_name",

@@ -8,10 +8,11 @@ optimizer has groups, as a rule matrices that decay and vectors that do not, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from dynaquant_core.lazy import lazy
 from dynaquant_core.state.aliases import bare_name
 from dynaquant_core.state.leaves import Leaf, Path
 
@@ -46,9 +47,10 @@ def owned_by(leaves: Sequence[Leaf], weights: Sequence[str]) -> dict[str, Owned]
     wanted = set(weights)
     shapes = {leaf.name: tuple(leaf.tensor.shape) for leaf in leaves if leaf.name in wanted}
     found: dict[str, Owned] = {}
+    names = _Names(shapes)
     for entries in _optimizers(leaves).values():
         for key, owned in entries.items():
-            owner = _named(key, shapes) if isinstance(key, str) else None
+            owner = names.ending(key) if isinstance(key, str) else None
             if owner is not None:
                 found.setdefault(owner, owned)
         numbered = {key: owned for key, owned in entries.items() if isinstance(key, int)}
@@ -68,18 +70,37 @@ def _optimizers(leaves: Sequence[Leaf]) -> dict[Path, dict[str | int, dict[str, 
     return found
 
 
-def _named(key: str, shapes: Mapping[str, Shape]) -> str | None:
-    """The weight that ends with a parameter's name, after as little else as possible; wrappers count last."""
-    return _ending(key, {name: name for name in shapes}) or _ending(
-        bare_name(key), {name: bare_name(name) for name in shapes}
-    )
+class _Names:
+    """Weights by what their names end with; worked out once, since every parameter asks."""
+
+    def __init__(self, weights: Iterable[str]) -> None:
+        self._weights = list(weights)
+
+    def ending(self, key: str) -> str | None:
+        """The weight that ends with a parameter's name, after as little else as possible.
+
+        Wrappers' names count last.
+        """
+        found = self._plain.get(key)
+        return self._bare.get(bare_name(key)) if found is None else found
+
+    @lazy
+    def _plain(self) -> dict[str, str]:
+        return _by_tail({name: name for name in self._weights})
+
+    @lazy
+    def _bare(self) -> dict[str, str]:
+        return _by_tail({name: bare_name(name) for name in self._weights})
 
 
-def _ending(key: str, names: Mapping[str, str]) -> str | None:
-    """The key of the shortest name that ends with another."""
-    tail = "." + key
-    ends = [own for own, name in names.items() if name == key or name.endswith(tail)]
-    return min(ends, key=lambda own: names[own].count("."), default=None)
+def _by_tail(names: Mapping[str, str]) -> dict[str, str]:
+    """Each dotted tail of a name -> the key of the shortest name, counted in dots, that ends with it."""
+    found: dict[str, str] = {}
+    for own, name in sorted(names.items(), key=lambda item: item[1].count(".")):
+        parts = name.split(".")
+        for start in range(len(parts)):
+            found.setdefault(".".join(parts[start:]), own)
+    return found
 
 
 def _in_order(entries: Mapping[int, Owned], weights: Mapping[str, Shape]) -> dict[int, str]:

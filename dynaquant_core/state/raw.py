@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dynaquant_core.errors import LimitError
 from dynaquant_core.state.spec import TensorSpec, dtype_of, item_bytes
 
-__all__ = ["empty_words", "tensor_of", "words_of"]
+__all__ = ["bytes_of", "empty_words", "tensor_of", "words_of"]
 
 _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64}
 _SAME_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,8 +43,23 @@ def words_of(tensor: torch.Tensor) -> Words:
     size = plain.element_size()
     if size in _SAME_SIZE:  # integers copy everywhere; half-precision complex numbers do not
         plain = plain.view(_SAME_SIZE[size])
-    flat = plain.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat.view(_WORDS[size])
+    return bytes_of(plain.to("cpu")).numpy().view(_WORDS[size])
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes in C order: uint8, on its device; its own memory where that is contiguous.
+
+    Args:
+        tensor: strided, neither conjugated nor negated by a flag alone.
+
+    Example:
+        >>> bytes_of(torch.arange(4, dtype=torch.int16)[::4])
+        tensor([0, 0], dtype=torch.uint8)
+    """
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() == 1:  # contiguous for torch whatever its stride is, which `view` minds
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
 
 
 def tensor_of(words: Words, spec: TensorSpec) -> torch.Tensor:

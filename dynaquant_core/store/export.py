@@ -133,15 +133,29 @@ def _plain(value: Any, path: tuple[str, ...]) -> Any:
     if isinstance(value, np.ndarray):
         return _tensor(value, path)
     if isinstance(value, np.generic):
-        return value.item()
+        return _number(value, path)
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value) if isinstance(value, PurePath) else value
 
 
+def _number(value: np.generic[Any], path: tuple[str, ...]) -> Any:
+    if isinstance(value, np.longdouble | np.clongdouble):  # of which `item` makes no number of Python's
+        return complex(value) if isinstance(value, np.clongdouble) else float(value)
+    if not isinstance(value, np.timedelta64 | np.datetime64):
+        return value.item()
+    if isinstance(value, np.timedelta64):
+        with suppress(TypeError):  # a span of months is no number of seconds
+            return float(value / np.timedelta64(1, "s"))
+    raise UnsupportedStateError(
+        f"The NumPy scalar at {'.'.join(path)!r} has dtype {value.dtype}, which a torch file cannot hold."
+    )
+
+
 def _tensor(array: Any, path: tuple[str, ...]) -> Tensor:
     try:
-        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        return torch.from_numpy(native.reshape(array.shape))
     except TypeError as error:
         raise UnsupportedStateError(
             f"The array at {'.'.join(path)!r} has dtype {array.dtype}, which a torch file cannot hold."

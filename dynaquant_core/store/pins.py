@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from dynaquant_core.errors import CorruptFileError
+from dynaquant_core.errors import CorruptFileError, StorageError, UnsafePathError
+from dynaquant_core.format.regular import RegularFile
 from dynaquant_core.store.commit import write_atomically
-from dynaquant_core.store.disk import guarded
+from dynaquant_core.store.disk import is_gone
 from dynaquant_core.store.names import PINS_FILE
 
 __all__ = ["read_pins", "write_pins"]
@@ -25,12 +26,20 @@ def read_pins(folder: Path) -> frozenset[int]:
         StorageError: the file cannot be read.
     """
     path = folder / PINS_FILE
-    with guarded("read", path):
-        if not path.exists():
+    try:
+        file = RegularFile(path)
+    except UnsafePathError as error:
+        raise _damaged(path, "it is not a regular file") from error
+    except StorageError as error:
+        if is_gone(error):
             return frozenset()
-        if path.stat().st_size > MAX_BYTES:
+        raise
+    try:
+        if file.nbytes > MAX_BYTES:
             raise _damaged(path, "it is too large")
-        data = path.read_bytes()
+        data = bytes(file.read(0, file.nbytes))
+    finally:
+        file.close()
     try:
         steps = json.loads(data)["pins"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import NotAStoreError
+from dynaquant_core.errors import MissingBaseError, NotAStoreError
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
@@ -163,9 +163,15 @@ class CheckpointStore:
             BudgetError: ``keep_within`` cannot be kept.
         """
         started = time.perf_counter()
-        saving = self.begin(step, state, gradients=gradients, model=model, config=config)
-        info = saving.seal(saving.draft(config)).write()
+        try:
+            info = self._save(step, state, gradients=gradients, model=model, config=config)
+        except MissingBaseError:  # another thread has compacted or deleted: the state is still at hand
+            info = self._save(step, state, gradients=gradients, model=model, config=config)
         return replace(info, seconds={**info.seconds, "held": time.perf_counter() - started})
+
+    def _save(self, step: int, state: Any, *, config: Any, **about: Any) -> CheckpointInfo:
+        saving = self.begin(step, state, config=config, **about)
+        return saving.seal(saving.draft(config)).write()
 
     def begin(
         self,
@@ -286,7 +292,7 @@ class CheckpointStore:
             One problem a file that cannot be read, because of itself or of what it builds on; empty for a
             sound store.
         """
-        return verify(self._catalogue.scan(), self._settings.weights, deep=deep)
+        return verify(self._catalogue.scan, self._settings.weights, deep=deep)
 
     # -- changing ----------------------------------------------------------------------------------
 

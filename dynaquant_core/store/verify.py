@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from dynaquant_core.errors import UnknownMethodError
 from dynaquant_core.format import FileReader
 from dynaquant_core.methods.base import Method
@@ -14,17 +16,47 @@ from dynaquant_core.store.restore import whole_state
 __all__ = ["verify"]
 
 
-def verify(scan: Scan, own: Method | None, *, deep: bool) -> list[Problem]:
-    """Every file in ``scan`` that is damaged or builds on one that is, with the reason, oldest first.
+def verify(look: Callable[[], Scan], own: Method | None, *, deep: bool) -> list[Problem]:
+    """Every file that is damaged or builds on one that is, with the reason, oldest first.
+
+    What a writer retires meanwhile is no damage: a file that seems damaged is looked at again where it, or
+    what it builds on, is no longer there.
 
     Args:
-        scan: a look at the folder.
+        look: looks at the folder.
         own: the store's method object.
         deep: decode every tensor too.
     """
+    scan = look()
+    asked = {entry.digest for entry in scan.entries}
+    while True:
+        problems = _problems(scan, asked, own, deep=deep)
+        names = {problem.name for problem in problems}
+        again = look()
+        doubted = [entry for entry in scan.entries if entry.path.name in names]
+        if all(_chain(scan, entry) == _chain(again, entry) for entry in doubted):
+            return problems
+        asked = {entry.digest for entry in doubted}  # fewer each time
+        scan = again
+
+
+def _chain(scan: Scan, entry: Entry) -> list[str]:
+    """The files that are there of an entry and all that it builds on."""
+    found: list[str] = []
+    below: Entry | None = scan.by_digest(entry.digest)
+    while below is not None and below.path.name not in found:
+        found.append(below.path.name)
+        below = scan.by_digest(below.base_digest or "")
+    return found
+
+
+def _problems(scan: Scan, asked: Collection[str], own: Method | None, *, deep: bool) -> list[Problem]:
+    """Those of one look at the folder, of the files that are asked about."""
     problems = list(scan.damaged)
     broken: dict[str, str] = {}  # digest -> file name
     for entry in scan.entries:
+        if entry.digest not in asked:
+            continue
         reason = _problem(scan, entry, own, deep=deep)
         if reason is None and entry.base_digest in broken:  # whole itself, and of no use
             reason = f"it builds on {broken[entry.base_digest]}, which cannot be read; load another step."

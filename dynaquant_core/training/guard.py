@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dynaquant_core.state import bytes_of
 from dynaquant_core.training.rng import put_rng_back, rng_state
 
 __all__ = ["insist", "same_bits", "untouched", "write", "written_by_modes"]
@@ -196,4 +197,4 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> Tensor:
     plain = tensor.detach().resolve_conj().resolve_neg()  # what is only marked has no bytes of its own
-    return plain.contiguous().reshape(-1).view(torch.uint8)
+    return bytes_of(plain)

@@ -207,3 +207,12 @@ def test_a_tensor_that_shrinks_along_a_chain_keeps_the_bound():
         assert held.tensors["stays"].step == pytest.approx(0.025, rel=0.02)
         state["shrinks"] = state["shrinks"] * 0.75
     assert 1 < len(drawn) < 5, "drawn anew now and then, not at every checkpoint"
+
+
+def test_values_that_float32_does_not_tell_apart_are_kept_as_they_are():
+    """They have no spread where spreads are measured, so no step would fit them."""
+    torch.manual_seed(0)
+    flat = 1.0 + 1e-9 * torch.randn(64, 64, dtype=torch.float64)
+    state = {"other": torch.randn(64, 64), "fc.weight": flat}
+    decoded = dict(Lattice().draft(state, None, LatticeConfig(scale=8.0), Hints()).decoded)
+    assert torch.equal(decoded["fc.weight"], flat)

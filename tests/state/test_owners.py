@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from dynaquant_core.state import assign_roles, flatten, owned_by
+from dynaquant_core.state import assign_roles, bare_name, flatten, owned_by
+from dynaquant_core.state import owners as owners_module
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.subject import Subject
 
@@ -217,3 +218,17 @@ def test_an_expert_that_nothing_was_routed_to_takes_no_others_moments(unused):
     found = owners({"model": experts.state_dict(), "optimizer": optimizer.state_dict()})
     numbers = {f"model.{name}": number for number, (name, _) in enumerate(experts.named_parameters(), 1)}
     assert found == {name: number for name, number in numbers.items() if f"model.{unused}." not in name}
+
+
+def test_names_of_thousands_of_parameters_are_looked_up(monkeypatch):
+    """Every save asks, while training waits: it must not go through all weights for each parameter."""
+    count, asked = 3000, []
+    monkeypatch.setattr(owners_module, "bare_name", lambda name: asked.append(name) or bare_name(name))
+    weights = {f"layers.{at // 4}.experts.{at % 4}.weight": torch.zeros(2, 2) for at in range(count)}
+    moments = {
+        f"module.{name}": {"exp_avg": torch.full((2, 2), float(at))} for at, name in enumerate(weights)
+    }
+    leaves = flatten({"model": weights, "optimizer": {"state": moments, "param_groups": []}}).leaves
+    found = owned_by(leaves, [leaf.name for leaf in leaves if not leaf.in_optimizer])
+    assert [int(kinds["exp_avg"][0, 0]) for kinds in found.values()] == list(range(count))
+    assert len(asked) <= 2 * count

@@ -35,6 +35,16 @@ def test_every_dtype_of_the_table(name):
     assert words_of(tensor.t()).nbytes == spec.nbytes
 
 
+@pytest.mark.parametrize("name", list(_DTYPES))
+def test_one_element_of_any_stride(name):
+    """`x[:, 0]` of one row: contiguous for torch, whatever lies between its elements."""
+    size = TensorSpec((1,), name).nbytes
+    bits = np.arange(2 * size, dtype=np.uint8) % 2
+    tensor = torch.from_numpy(bits.copy()).view(dtype_of(name)).as_strided((1, 1), (2, 2))
+    assert tensor.is_contiguous()
+    assert words_of(tensor).view(np.uint8).tolist() == bits[:size].tolist()
+
+
 def test_contiguous_tensors_are_not_copied():
     tensor = torch.zeros(5)
     words_of(tensor)[0] = 0x3F800000

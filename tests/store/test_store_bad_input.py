@@ -333,3 +333,24 @@ def test_patterns_that_are_no_texts_are_refused(tmp_path: Path, exact: object) -
 def test_gradients_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
     with pytest.raises(dq.ConfigError, match="gradients must be a mapping"):
         CheckpointStore(tmp_path).save(1, small_state(1), gradients=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_pins_that_are_no_file_hold_up_nothing(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Opening a pipe waits for a writer: a save would stand still for ever."""
+    store = exact_store(tmp_path / "store", keep_last=1)
+    store.save(1, small_state(1))
+    pins = tmp_path / "store" / "pins.json"
+    if kind == "pipe":
+        os.mkfifo(pins)
+    elif kind == "link":
+        pins.symlink_to(tmp_path / "elsewhere")
+    else:
+        pins.mkdir()
+    store.save(2, small_state(2))
+    assert "pins file" in caplog.text
+    assert store.steps() == [1, 2], "nothing is removed while nobody knows what is pinned"
+    with pytest.raises(dq.CorruptFileError, match="not a regular file"):
+        store.pin(2)

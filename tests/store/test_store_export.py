@@ -17,6 +17,34 @@ from dynaquant_core.store import CheckpointStore, exporters
 from tests.store.kit import exact_store, filled, is_same, small_state
 
 
+def test_numbers_of_numpy_load_with_weights_only(tmp_path: Path) -> None:
+    state = {
+        "span": np.timedelta64(1500, "ms"),
+        "long": np.longdouble("1.5"),
+        "complex": np.clongdouble(1 + 2j),
+        "swapped": np.array([1, 2], ">i4"),
+    }
+    store = exact_store(tmp_path / "store")
+    store.save(1, state)
+    store.export(1, tmp_path / "out.pt")
+    read = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert {name: read[name] for name in ("span", "long", "complex")} == {
+        "span": 1.5,
+        "long": 1.5,
+        "complex": 1 + 2j,
+    }
+    assert read["swapped"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("value", [np.datetime64("2020-01-01"), np.timedelta64(5, "M")])
+def test_dates_are_refused_by_name(tmp_path: Path, value: np.generic) -> None:
+    store = exact_store(tmp_path / "store")
+    store.save(1, {"when": [value]})
+    with pytest.raises(dq.UnsupportedStateError, match=r"scalar at 'when\.0' has dtype"):
+        store.export(1, tmp_path / "out.pt")
+    assert not (tmp_path / "out.pt").exists()
+
+
 def test_pt_loads_with_weights_only(tmp_path: Path) -> None:
     tied = torch.randn(8, 8)
     state = small_state(3) | {

@@ -248,3 +248,54 @@ def test_a_file_that_is_replaced_between_listing_and_reading_is_noticed(tmp_path
     first.write_bytes(second.read_bytes())
     with pytest.raises(dq.CorruptFileError, match="replaced"), open_chain(scan, scan.entries[0]):
         pass
+
+
+def test_a_save_beside_compact_in_another_thread_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = exact_store(tmp_path, keep_last=1)
+    for step in range(3):
+        store.save(step, small_state(step))
+    began, true = [], store.begin
+
+    def begin(*args: object, **kwargs: object) -> object:
+        saving = true(*args, **kwargs)
+        began.append(saving)
+        if len(began) == 1:
+            thread = threading.Thread(target=store.compact)
+            thread.start()
+            thread.join()
+        return saving
+
+    monkeypatch.setattr(store, "begin", begin)
+    store.save(3, small_state(3))
+    assert len(began) == 2, "the base has gone between"
+    assert is_same(store.load(3), small_state(3))
+
+
+def test_what_a_writer_retires_meanwhile_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dynaquant verify` beside a training run, as from cron."""
+    store = exact_store(tmp_path, keep_last=2, max_chain=2)
+    for step in range(4):
+        store.save(step, small_state(step))
+    looks, true = [], Catalogue.scan
+
+    def scan(self: Catalogue) -> object:
+        found = true(self)
+        if self is beside._catalogue and len(looks) < 2:
+            looks.append(found)
+            for step in range(10 * len(looks), 10 * len(looks) + 5):
+                store.save(step, small_state(step))
+        return found
+
+    beside = CheckpointStore(tmp_path)
+    monkeypatch.setattr(Catalogue, "scan", scan)
+    assert beside.verify(deep=True) == []
+    monkeypatch.undo()
+    newest = checkpoint_files(tmp_path)[-1]
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    assert [problem.name for problem in beside.verify()] == [newest.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from dynaquant_core.methods.base import Hints
@@ -36,10 +37,13 @@ def found_once(what: str, hints: Hints, find: Callable[[], frozenset[str]]) -> f
 
 
 def is_level(tensor: Tensor) -> bool:
-    """Whether all values are equal: biases before training, frozen masks."""
+    """Whether all values are equal: biases before training, frozen masks.
+
+    In float32, where spreads are measured: what has none there has no step that would fit it.
+    """
     flat = flatten(tensor)
-    first = flat[:LOOK]
-    return bool((first == first[:1]).all()) and bool((flat == flat[:1]).all())
+    first = flat[:LOOK].to(torch.float32)
+    return bool((first == first[:1]).all()) and bool((flat.to(torch.float32) == first[:1]).all())
 
 
 def stats_of(state: Mapping[str, Tensor], hints: Hints, bound: Bound) -> dict[str, TensorStat]:
