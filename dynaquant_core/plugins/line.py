@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -14,13 +16,17 @@ __all__ = ["Line"]
 
 logger = logging.getLogger(__name__)
 
+#: Every one of this process.
+_all: weakref.WeakSet[Line] = weakref.WeakSet()
+
 
 class Line:
     """Runs jobs on one thread of its own; the first failure comes back to the calling thread.
 
     After a failure everything that waits is dropped: a removal that was asked for because a newer checkpoint
     was on its way must not happen when that one never came.  The thread ends when nothing waits and is not a
-    daemon: a program that ends without waiting still finishes its writes.
+    daemon: a program that ends without waiting still finishes its writes.  In a forked child, which has no
+    such thread, nothing runs or waits.
 
     Example:
         >>> line, done = Line(), []
@@ -31,6 +37,10 @@ class Line:
     """
 
     def __init__(self) -> None:
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
         self._guard = threading.Condition()
         self._waiting: deque[tuple[str, Callable[[], object]]] = deque()
         self._running = False
@@ -115,3 +125,12 @@ class Line:
 
     def _drop(self, what: str) -> None:
         logger.warning("not done, as a save before it failed: %s", what)
+
+
+def _begin_in_child() -> None:
+    """The jobs are the parent's; its locks may have been forked in a locked state."""
+    for line in _all:
+        line._begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +32,8 @@ from dynaquant_core.training.schedule import parse_every
 from dynaquant_core.training.signals import SignalFlag
 from dynaquant_core.training.subject import Stateful, Subject, warn_of_strangers
 from dynaquant_core.training.tolerance import told
-from dynaquant_core.training.worker import Worker
+from dynaquant_core.training.turns import Turns
+from dynaquant_core.training.worker import Worker, await_all
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -147,6 +149,8 @@ class Checkpointer:
         self._window, self._raises = window, on_error == "raise"
         self._process = os.getpid()
         self._turn = turn()  # a save from another thread would take candidates for the weights
+        self._turns = Turns()  # and so would one that a signal's handler makes on this thread
+        self._saved: int | None = None  # step of the last save that came to the worker
         self._completed = 0
         self._closed = self._misfit = False
         self._requested_by: str | None = None
@@ -158,7 +162,7 @@ class Checkpointer:
         self._collector = GradientCollector(
             watched, parameter_names(self._subject.models), spare=spares_gradients(self.store.method)
         )
-        self._worker: Worker[CheckpointInfo] = Worker()
+        self._worker: Worker[CheckpointInfo] = Worker(self.store.path)
         self._saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
         self._begin_life()
         self._look_ahead()
@@ -207,6 +211,7 @@ class Checkpointer:
         self._require_open()
         with self._turn:
             self.wait()
+            await_all(self.store.path)
             return self._restored(step, fresh)
 
     def step(self) -> None:
@@ -232,6 +237,10 @@ class Checkpointer:
     def save(self, *, threshold: float | None = None) -> None:
         """Saves the state as it is, due or not; when this returns, the state may change again.
 
+        In the middle of another save, where a signal's handler may be, the model holds a candidate: the save
+        follows when the other has ended, however it ends, and `close` follows that.  The handler may raise
+        SystemExit: the process ends when the checkpoint is committed.  It must not call ``os._exit``.
+
         Args:
             threshold: of this checkpoint alone, such as a tighter one for the last, which will be used from
                 its file; None: the run's.  Other checkpoints and their searches are as without it.
@@ -250,15 +259,23 @@ class Checkpointer:
                 self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure with."
             )
         with self._turn:
-            try:
-                if self._enabled:
-                    with told(raises=self._raises):
-                        self._worker.wait()
-                    with told(raises=self._raises):
-                        self._require_own_folder()
-                        self._saver.save(self._completed, threshold)
-            finally:  # after a failure too: the next attempt is at the next due step
-                self._begin_interval()
+            follows = self._turns.busy
+            self._turns.take(partial(self._save, threshold, again=not follows or threshold is not None))
+
+    def _save(self, threshold: float | None, *, again: bool) -> None:
+        """One save after the other; ``again``: also where the one before was of the same step."""
+        if self._saved == self._completed and not again:
+            return
+        try:
+            if self._enabled:
+                with told(raises=self._raises):
+                    self._worker.wait()
+                with told(raises=self._raises):
+                    self._require_own_folder()
+                    self._saver.save(self._completed, threshold)
+                    self._saved = self._completed
+        finally:  # after a failure too: the next attempt is at the next due step
+            self._begin_interval()
 
     def wait(self) -> CheckpointInfo | None:
         """Waits until the save in the background is committed; returns the info of the last checkpoint.
@@ -281,6 +298,10 @@ class Checkpointer:
         if self._closed or self._process != os.getpid():
             return
         with self._turn:
+            self._turns.take(self._close)
+
+    def _close(self) -> None:
+        if not self._closed:
             self._closed = True
             try:
                 with told(raises=self._raises):

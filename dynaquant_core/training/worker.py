@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dynaquant_core.errors import SaveError
 from dynaquant_core.threads import in_background
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "await_all"]
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+#: Every one of this process; one that is at work is kept alive by its thread.
+_all: weakref.WeakSet[Worker[Any]] = weakref.WeakSet()
 
 
 class Worker(Generic[Result]):
@@ -25,19 +29,24 @@ class Worker(Generic[Result]):
     The thread lives as long as its job and is not a daemon: a program that ends without `close` still
     finishes the write it started.
 
+    Args:
+        place: that its jobs write into, for `await_all`.
+
     Example:
-        >>> worker = Worker()
+        >>> worker = Worker("checkpoints")
         >>> worker.submit(lambda: "written")
         >>> worker.wait()
         'written'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        self._place = os.path.realpath(place)
         self._process = os.getpid()
         self._running: threading.Event | None = None  # set when it ends
         self._result: Result | None = None
         self._fresh_error: BaseException | None = None
         self._first_error: BaseException | None = None
+        _all.add(self)
 
     @property
     def busy(self) -> bool:
@@ -96,6 +105,11 @@ class Worker(Generic[Result]):
         if error is not None:
             raise SaveError(_message(error)) from error
 
+    def await_end(self, place: str) -> None:
+        """Waits for the running job if it writes into ``place``; failures stay to be told."""
+        if self._place == place:
+            self._await()
+
     def _await(self) -> None:
         """An event, as `Thread.join` forgets its thread where a signal raises in it."""
         if self.busy and self._running is not None:
@@ -110,6 +124,15 @@ class Worker(Generic[Result]):
             self._first_error = self._first_error or error
         finally:
             ended.set()
+
+
+def await_all(place: str | os.PathLike[str]) -> None:
+    """Waits for what any worker of this process is writing into a folder.
+
+    A run that was given up may have left one at work: whoever reads then would find the checkpoint before.
+    """
+    for worker in list(_all):
+        worker.await_end(os.path.realpath(place))
 
 
 def _message(error: BaseException) -> str:

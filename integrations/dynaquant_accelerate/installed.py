@@ -21,9 +21,10 @@ from dynaquant_accelerate.prepared import averages, inner_optimizers, whose
 from dynaquant_accelerate.schedule import Steps, steps_of
 from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import EvaluationError, StorageError
+from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
+from dynaquant_core.training.turns import Turns
 
 __all__ = ["PLACE", "Installed"]
 
@@ -31,7 +32,7 @@ __all__ = ["PLACE", "Installed"]
 PLACE = "_dynaquant"
 
 #: Its methods that are replaced.
-REPLACED = ("save_state", "load_state", "end_training")
+REPLACED = ("save_state", "load_state", "end_training", "free_memory")
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,11 @@ class Installed:
         self._watch()
         self._steps = Steps(self._counted, every, self._run.look_ahead, done)
         self._save, self._load = accelerator.save_state, accelerator.load_state
-        self._end = accelerator.end_training
+        self._end, self._free = accelerator.end_training, accelerator.free_memory
+        self._turns = Turns()
         self._before = {name: own for name, own in vars(accelerator).items() if name in REPLACED}
         accelerator.save_state, accelerator.load_state = self.save_state, self.load_state
-        accelerator.end_training = self.end_training
+        accelerator.end_training, accelerator.free_memory = self.end_training, self.free_memory
         setattr(accelerator, PLACE, self)
 
     @property
@@ -83,8 +85,14 @@ class Installed:
     def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """As ``Accelerator.save_state``; weights and optimizer are encoded and committed in the background.
 
-        The folder counts as a checkpoint from its commit on, which comes after all other files in it.
+        The folder counts as a checkpoint from its commit on, which comes after all other files in it.  A save
+        that a signal's handler asks for in the middle of another follows that one, and None is returned.
         """
+        places: list[Any] = []
+        self._turns.take(lambda: places.append(self._save_state(output_dir, *args, **kwargs)))
+        return places[0] if places else None
+
+    def _save_state(self, output_dir: str | None, *args: Any, **kwargs: Any) -> Any:
         run, step = self._run, self._steps.done
         run.meet(step)
         if not run.enabled:
@@ -130,6 +138,15 @@ class Installed:
         """As ``Accelerator.end_training``, after the save in the background and its line in the log."""
         self._run.wait()
         self._end()
+
+    def free_memory(self, *objects: Any) -> Any:
+        """As ``Accelerator.free_memory``, and of ``clear``: nothing here holds on to model and optimizer."""
+        try:
+            self._run.close()  # first, as Accelerate then collects what nobody holds
+        except DynaQuantError:
+            self._free(*objects)
+            raise
+        return self._free(*objects)
 
     def close(self) -> None:
         """Waits, and gives the accelerator its own methods back."""

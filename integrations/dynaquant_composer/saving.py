@@ -29,7 +29,7 @@ from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_checkpoint
 from dynaquant_core.plugins.small_files import told
-from dynaquant_core.plugins.turns import Turns
+from dynaquant_core.training.turns import Turns
 
 __all__ = ["FolderSaver"]
 

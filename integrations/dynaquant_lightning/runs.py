@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from weakref import WeakSet
 
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_core.plugins import PluginOptions, PluginRun, is_checkpoint
 from dynaquant_lightning.paths import local
 from dynaquant_lightning.reading import FRAMEWORK
 
@@ -17,6 +18,9 @@ __all__ = ["Runs", "settled"]
 
 #: Every one of this process, for loaders that know of no Trainer.
 _all: WeakSet[Runs] = WeakSet()
+
+#: How long a forked child waits for its parent's save.
+MOST_SECONDS: Final = 60.0
 
 
 class Runs:
@@ -28,6 +32,7 @@ class Runs:
     """
 
     def __init__(self, options: PluginOptions, report: Callable[[CheckpointInfo], None]) -> None:
+        self.process = os.getpid()
         self._options = options
         self._report = report
         self._runs: dict[bool, PluginRun] = {}
@@ -54,7 +59,7 @@ class Runs:
         run = self.of(moments=moments)
         self._newest = run
         if run.enabled:
-            self._owners[_key(folder)] = run
+            self.process, self._owners[_key(folder)] = os.getpid(), run
         return run
 
     def owner(self, folder: Any) -> PluginRun | None:
@@ -82,11 +87,14 @@ class Runs:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what cannot travel to another process, where a new run begins."""
-        return {**vars(self), "_runs": {}, "_owners": {}, "_newest": None, "_watched": None}
+        return {**vars(self), "_runs": {}, "_owners": {}, "_newest": None, "_watched": None, "process": None}
 
 
 def settled(path: Any) -> Any:
     """``path``, once nothing of this process is writing there any more.
+
+    In a forked child, once its parent has written it; where that takes longer than a minute, whoever reads
+    says what is wrong with it.
 
     Raises:
         SaveError: what was being written there, or before it, failed.
@@ -95,7 +103,16 @@ def settled(path: Any) -> Any:
         for runs in list(_all):
             if runs.owner(path) is not None:
                 runs.wait()
+                if runs.process != os.getpid():
+                    _await_other(path)
     return path
+
+
+def _await_other(path: str | os.PathLike[str]) -> None:
+    """Waits for a folder that another process is writing."""
+    end = time.monotonic() + MOST_SECONDS
+    while not is_checkpoint(local(path)) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _key(folder: Any) -> Path:

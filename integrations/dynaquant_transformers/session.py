@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
+from dynaquant_core.training.turns import Turns
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
 from dynaquant_transformers.native import scheduler_state
 from dynaquant_transformers.places import Place, newest_whole
@@ -63,6 +65,7 @@ class Session:
         self._evaluate = TrainerEvaluation(trainer, eval_batches) if has_data else None
         self._found: tuple[Path | None, Any] = (None, None)  # read to see whether it is whole
         self._shelf = Shelf(trainer)
+        self._turns = Turns()
         self._place: Place | None = None  # of the checkpoint that is being made at this moment
 
     # -- what happens in a training, in order ------------------------------------------------------
@@ -109,6 +112,8 @@ class Session:
     def save(self, write_native: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
         """Makes a checkpoint, all ranks together; when it returns, training may go on.
 
+        One that a signal's handler asks for in the middle of another follows that one.
+
         All that the ranks do together comes before the search: where one of them cannot measure, or is
         silent, the others leave, and the one that saves commits alone.
 
@@ -117,6 +122,9 @@ class Session:
             model: its first argument.
             trial: its second one.
         """
+        self._turns.take(partial(self._make, write_native, model, trial))
+
+    def _make(self, write_native: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
         trainer = self.trainer
         output = trainer._get_output_dir(trial=trial)
         place = Place(Path(output).absolute(), trainer.state.global_step)

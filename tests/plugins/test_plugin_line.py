@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -60,3 +61,24 @@ def test_a_process_that_ends_without_waiting_finishes_its_writes(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
     assert (tmp_path / "done").exists()
+
+
+def test_a_forked_child_does_not_wait_for_jobs_of_its_parent():
+    line, gate = Line(), threading.Event()
+    line.put("the save", lambda: gate.wait(20))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            line.wait()
+            done = []
+            line.put("its own", lambda: done.append(1))
+            line.wait()
+            status = 0 if done == [1] and line.idle else 2
+        finally:
+            os._exit(status)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        gate.set()
+        line.wait()

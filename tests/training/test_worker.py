@@ -15,7 +15,7 @@ def fail():
 
 
 def test_jobs_run_on_another_thread_one_at_a_time():
-    worker, running, most = Worker(), [], []
+    worker, running, most = Worker("here"), [], []
 
     def job(number):
         running.append(number)
@@ -33,7 +33,7 @@ def test_jobs_run_on_another_thread_one_at_a_time():
 
 
 def test_submit_waits_for_the_job_before():
-    worker, gate, order = Worker(), threading.Event(), []
+    worker, gate, order = Worker("here"), threading.Event(), []
 
     def slow():
         gate.wait()
@@ -48,7 +48,7 @@ def test_submit_waits_for_the_job_before():
 
 
 def test_an_error_is_raised_once_at_the_next_call_and_again_at_close():
-    worker = Worker()
+    worker = Worker("here")
     worker.submit(fail)
     with pytest.raises(SaveError, match="disk full") as caught:
         worker.wait()
@@ -62,7 +62,7 @@ def test_an_error_is_raised_once_at_the_next_call_and_again_at_close():
 
 
 def test_a_failed_job_stops_the_next_submit():
-    worker, done = Worker(), []
+    worker, done = Worker("here"), []
     worker.submit(fail)
     with pytest.raises(SaveError):
         worker.submit(lambda: done.append(1))
@@ -73,7 +73,7 @@ def test_a_failed_job_stops_the_next_submit():
 
 
 def test_the_last_good_result_stays():
-    worker = Worker()
+    worker = Worker("here")
     assert worker.wait() is None
     worker.submit(lambda: 1)
     worker.wait()
@@ -90,14 +90,14 @@ def test_a_program_that_forgets_to_close_still_finishes_the_write(tmp_path):
         "def job():\n"
         "    time.sleep(0.2)\n"
         "    open(sys.argv[1], 'w').write('whole')\n"
-        "Worker().submit(job)\n"
+        "Worker('here').submit(job)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "out")], check=True, timeout=60)
     assert (tmp_path / "out").read_text() == "whole"
 
 
 def test_a_thread_that_cannot_start_is_an_error_and_the_next_one_starts():
-    worker, before = Worker(), threading.stack_size(1 << 46)  # more than any address space has
+    worker, before = Worker("here"), threading.stack_size(1 << 46)  # more than any address space has
     try:
         with pytest.raises(SaveError, match="no thread could be started"):
             worker.submit(lambda: "never")
@@ -128,7 +128,7 @@ def interrupting(seconds, call):
 @pytest.mark.parametrize("call", [Worker.wait, Worker.close, lambda worker: worker.submit(fail)])
 def test_an_interrupt_while_waiting_loses_no_write(call):
     """Its thread is still known: the next call waits for it, and its failure is told."""
-    worker, gate = Worker(), threading.Event()
+    worker, gate = Worker("here"), threading.Event()
 
     def slow():
         gate.wait()

@@ -1,5 +1,7 @@
 """What a user's hooks, models and arguments do to a checkpoint natively, they do to one of ours."""
 
+import gc
+import weakref
 from fractions import Fraction
 
 import pytest
@@ -10,8 +12,19 @@ from torch import nn
 
 from dynaquant_accelerate import export, install, newest
 from dynaquant_core.errors import EvaluationError
+from dynaquant_core.plugins import describe
 from tests.integrations.accelerate.conftest import forget
-from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, evaluate, everything, resume, train
+from tests.integrations.accelerate.kit import (
+    EPOCH,
+    EXACT,
+    Net,
+    bits,
+    build,
+    evaluate,
+    everything,
+    resume,
+    train,
+)
 
 
 def saved(bench):
@@ -158,3 +171,38 @@ def test_several_models_come_to_evaluate_by_name(tmp_path):
         else:
             with pytest.raises(EvaluationError, match="mapping of model_0, model_1"):
                 accelerator.save_state(str(tmp_path / "refused"))
+
+
+def test_a_signal_during_a_search_saves_the_model_and_no_candidate(tmp_path):
+    calls = []
+
+    def watched(model):
+        calls.append(bits(model.state_dict()))
+        if len(calls) == 2:
+            bench.accelerator.save_state()  # as a handler of a signal would
+        return evaluate(model)
+
+    bench = build(tmp_path, options={"evaluate": watched, "threshold": 0.5})
+    saved(bench)
+    assert calls[1] != calls[0]
+    mine, asked = (describe(tmp_path / f"checkpoints/checkpoint_{at}").quality for at in (0, 1))
+    assert asked["reference"] == mine["reference"]
+
+
+def test_memory_that_is_freed_is_free(tmp_path):
+    """The recipe for a batch that is too large: free, build anew, prepare, install."""
+    bench = saved(build(tmp_path, options={"evaluate": evaluate}))
+    model, optimizer = weakref.ref(bench.model), weakref.ref(bench.optimizer.optimizer)
+    runner, ours = bench.accelerator, bench.ours
+    bench.model, bench.optimizer, bench.scheduler, bench.loader = runner.clear(
+        bench.model, bench.optimizer, bench.scheduler, bench.loader
+    )
+    gc.collect()
+    assert model() is None
+    assert optimizer() is None
+    net = Net()
+    bench.model, bench.optimizer = runner.prepare(net, torch.optim.AdamW(net.parameters()))
+    runner.save_state()
+    assert ours.wait() is not None
+    ours.close()
+    assert "free_memory" not in vars(runner)

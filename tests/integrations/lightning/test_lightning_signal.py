@@ -1,5 +1,6 @@
 """A checkpoint may be asked for at any moment: by a signal during a search, by a hook before or after all."""
 
+import os
 import signal
 import time
 
@@ -103,3 +104,28 @@ def test_a_save_before_or_after_the_training_is_there_when_it_returns(tmp_path, 
 
     fit(tmp_path, DynaQuantCallback(**EXACT), type("Asks", (Callback,), {hook: save})(), epochs=1)
     assert found == [True]
+
+
+def test_a_forked_child_reads_what_its_parent_is_writing(tmp_path, monkeypatch):
+    """A callback that evaluates the newest checkpoint in a process of its own while training goes on."""
+    put = Line.put
+    monkeypatch.setattr(
+        Line, "put", lambda self, what, job: put(self, what, lambda: (time.sleep(0.5), job()))
+    )
+    found = []
+
+    class Child(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / "asked.ckpt")
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    Digits.load_from_checkpoint(tmp_path / "asked.ckpt")
+                    status = 0
+                finally:
+                    os._exit(status)
+            found.append(child)
+
+    fit(tmp_path, Child(), DynaQuantCallback(**EXACT), epochs=1)
+    assert os.waitstatus_to_exitcode(os.waitpid(found[0], 0)[1]) == 0

@@ -6,7 +6,7 @@ import pytest
 from transformers import TrainerCallback
 
 from dynaquant_core.errors import DynaQuantError, StorageError, StoreLockedError
-from dynaquant_core.plugins import MARKER, read_tree
+from dynaquant_core.plugins import MARKER, describe, read_tree
 from dynaquant_transformers import DynaQuantCallback
 from tests.integrations.transformers.kit import EXACT, bits, checkpoints, everything, gpt, names, trainer
 
@@ -167,3 +167,19 @@ def test_a_training_in_the_midst_of_another_one_with_the_same_callback(tmp_path)
     assert checkpoints(tmp_path / "outer") == [2, 4, 6]
     assert bits(read_tree(tmp_path / "outer" / "checkpoint-6")["model"]) == bits(dict(one.model.state_dict()))
     assert "optimizer.pt" not in names(tmp_path / "outer" / "checkpoint-6")
+
+
+def test_a_save_that_is_asked_for_during_a_search_saves_the_model_and_no_candidate(tmp_path):
+    calls = []
+
+    def measure():
+        calls.append(held(one))
+        if len(calls) == 2:
+            one._save_checkpoint(one.model, None)  # as a handler of a signal would
+        return one.model(**one.data_collator([one.eval_dataset[0]])).loss.item()
+
+    one = trainer(tmp_path, DynaQuantCallback(threshold=0.5, evaluate=measure), max_steps=2)
+    one.train()
+    assert calls[1] != calls[0]
+    one.model.eval()
+    assert describe(tmp_path / "checkpoint-2").quality["reference"] == pytest.approx(measure())

@@ -1,0 +1,139 @@
+"""A handler may ask for a save in the middle of another, when the model holds a candidate."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import dynaquant_core as dq
+from dynaquant_core.store import commit
+
+
+@pytest.fixture
+def on_signal():
+    """Sets what SIGUSR1 does for one test."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda handler: signal.signal(signal.SIGUSR1, lambda *_: handler())
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Run:
+    """A regression whose evaluate is interrupted at its ``at``-th call."""
+
+    def __init__(self, folder, at, **options):
+        torch.manual_seed(0)
+        self.inputs = torch.randn(64, 32)
+        self.wanted = self.inputs @ torch.randn(32, 32)
+        self.model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.calls, self.at = 0, at
+        self.saves = dq.Checkpointer(
+            folder, self.model, self.optimizer, every=10, evaluate=self.evaluate, **options
+        )
+
+    def loss(self):
+        return functional.mse_loss(self.model(self.inputs), self.wanted)
+
+    def evaluate(self):
+        self.calls += 1
+        if self.calls == self.at:
+            signal.raise_signal(signal.SIGUSR1)
+        return self.loss().item()
+
+    def train(self, steps=10):
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            self.loss().backward()
+            self.optimizer.step()
+            self.saves.step()
+
+
+def restored_loss(folder):
+    run = Run(folder, at=0)
+    assert run.saves.restore() == 10
+    run.saves.close()
+    return run.loss().item()
+
+
+def leave(run):
+    run.saves.save()
+    run.saves.wait()
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_a_handler_that_saves_and_ends_the_process_saves_the_model(tmp_path, on_signal, at):
+    run = Run(tmp_path, at)
+    on_signal(lambda: leave(run))
+    with pytest.raises(SystemExit):
+        run.train()
+    live = run.loss().item()
+    run.saves.close()
+    newest = dq.CheckpointStore(tmp_path).newest()
+    assert newest.met
+    assert newest.quality["reference"] == pytest.approx(live)
+    assert restored_loss(tmp_path) <= live * 1.011
+
+
+def test_so_does_one_that_closes_too(tmp_path, on_signal):
+    run = Run(tmp_path, at=2)
+
+    def handler():
+        run.saves.save()
+        run.saves.close()
+        raise SystemExit(0)
+
+    on_signal(handler)
+    with pytest.raises(SystemExit), run.saves:
+        run.train()
+    assert restored_loss(tmp_path) <= run.loss().item() * 1.011
+    with pytest.raises(dq.SaveError, match="closed"):
+        run.saves.step()
+
+
+def test_the_same_step_is_not_searched_twice_where_the_run_goes_on(tmp_path, on_signal):
+    run = Run(tmp_path, at=2)
+    on_signal(run.saves.save)
+    run.train()
+    run.saves.wait()
+    calls = run.calls
+    plain = Run(tmp_path / "plain", at=0)
+    plain.train()
+    plain.saves.wait()
+    assert calls == plain.calls
+    assert run.saves.last.config == plain.saves.last.config
+    run.saves.close()
+    plain.saves.close()
+
+
+def test_a_tighter_one_that_was_asked_for_follows(tmp_path, on_signal):
+    run = Run(tmp_path, at=2, threshold=0.2)
+    on_signal(lambda: run.saves.save(threshold=1e-4))
+    run.train()
+    run.saves.close()
+    assert restored_loss(tmp_path) <= run.loss().item() * 1.00011
+
+
+def test_a_run_that_is_tried_again_goes_on_from_what_the_last_try_is_still_writing(tmp_path, monkeypatch):
+    """A retry loop around a function that raised: its save is accepted, and its disk is slow."""
+    gate, true = threading.Event(), commit.os.fsync
+
+    def slow(descriptor):
+        if threading.current_thread() is not threading.main_thread():
+            gate.wait(20)
+        true(descriptor)
+
+    monkeypatch.setattr(commit.os, "fsync", slow)
+    given_up = Run(tmp_path, at=0)
+    given_up.train()
+    threading.Timer(0.5, gate.set).start()
+    again = Run(tmp_path, at=0)
+    assert again.saves.restore() == 10
+    again.train()
+    again.saves.close()
+    assert dq.CheckpointStore(tmp_path).newest().step == 20
