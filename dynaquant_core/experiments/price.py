@@ -131,11 +131,16 @@ def prices(results: Mapping[str, Any]) -> list[Price]:
     groups: defaultdict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in results["runs"]:
         key = ("model", "parameters", "data", "moments", "max_chain", "threshold", "interval_steps", "steps")
-        label = method_label(run) + held_label(run)
-        setting = (label, run["final"]["metric"], len(run["failures"]), unplanned(run))
+        setting = (_label(run), run["final"]["metric"], len(run["failures"]), unplanned(run))
         groups[(*(run.get(name) for name in key), *setting)].append(run)
     device = _device(results["environment"])
     return [_price(runs, results["runs"], device) for runs in groups.values()]
+
+
+def _label(run: Run) -> str:
+    """A method and the settings of its run, but for the interval, which a price names itself."""
+    varied = {key: value for key, value in run.get("varied", {}).items() if key != "checkpoint_every"}
+    return method_label(run) + held_label({**run, "varied": varied})
 
 
 def _price(runs: Sequence[Run], everything: Sequence[Run], device: str) -> Price:
@@ -146,7 +151,7 @@ def _price(runs: Sequence[Run], everything: Sequence[Run], device: str) -> Price
         parameters=first["parameters"],
         data=first["data"],
         device=device,
-        method=method_label(first) + held_label(first),
+        method=_label(first),
         moments=first["moments"],
         threshold=first["threshold"],
         interval=first["interval_steps"] / first["steps"],

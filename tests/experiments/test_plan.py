@@ -240,3 +240,12 @@ def test_prices_come_back_from_a_file(tmp_path: Path) -> None:
     assert read_prices(path) == prices(results(run(0, 5)))
     with pytest.raises(ExperimentError, match="no figures to plan with"):
         nearest_options(Wish(1, 0.1), [])
+
+
+def test_intervals_of_one_grid_are_told_by_their_column() -> None:
+    """The nearest setting to a wish is looked for among methods of one name."""
+    rare = run(0, 1, interval_steps=20, varied={"checkpoint_every": 20, "max_chain": 2})
+    often = run(0, 1, interval_steps=10, varied={"checkpoint_every": 10, "max_chain": 2})
+    found = prices(results(rare, often))
+    assert [price.interval for price in found] == [0.2, 0.1]
+    assert [price.method for price in found] == ["dynaquant, max_chain 2"] * 2
