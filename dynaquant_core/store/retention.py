@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from dynaquant_core.config import require
 from dynaquant_core.store.budget import parse_budget
@@ -99,34 +99,67 @@ def current(records: Iterable[AnyRecord]) -> dict[int, AnyRecord]:
     return newest
 
 
+class Closure(Generic[AnyRecord]):
+    """What must stay so that some files can be read; it grows by one file at a time.
+
+    Args:
+        records: every file there is.
+
+    Attributes:
+        found: digest -> file.
+        size: bytes of all of them.
+    """
+
+    def __init__(self, records: Collection[AnyRecord]) -> None:
+        self.found: dict[str, AnyRecord] = {}
+        self.size = 0
+        self._by_digest = {record.digest: record for record in records}
+        self._newest = current(records)
+
+    def beside(self, *records: AnyRecord) -> dict[str, AnyRecord]:
+        """What would have to stay for these, and does not stay yet."""
+        more: dict[str, AnyRecord] = {}
+        waiting = list(records)
+        while waiting:
+            record = waiting.pop()
+            if record.digest in self.found or record.digest in more:
+                continue
+            more[record.digest] = record
+            waiting.append(self._newest[record.step])
+            base = self._by_digest.get(record.base_digest or "")
+            if base is not None:
+                waiting.append(base)
+        return more
+
+    def add(self, more: Mapping[str, AnyRecord]) -> None:
+        """Takes in what `beside` gave."""
+        self.found |= more
+        self.size += sum(record.size for record in more.values())
+
+
 def needed(keep: Iterable[AnyRecord], records: Collection[AnyRecord]) -> dict[str, AnyRecord]:
     """Digest -> every file that must stay so that those of ``keep`` can be read."""
-    by_digest: Mapping[str, AnyRecord] = {record.digest: record for record in records}
-    newest = current(records)
-    found: dict[str, AnyRecord] = {}
-    waiting = list(keep)
-    while waiting:
-        record = waiting.pop()
-        if record.digest in found:
-            continue
-        found[record.digest] = record
-        waiting.append(newest[record.step])
-        base = by_digest.get(record.base_digest or "")
-        if base is not None:
-            waiting.append(base)
-    return found
+    return Closure(records).beside(*keep)
 
 
 def kept(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) -> list[AnyRecord]:
-    """The checkpoints that stay for their own sake: the newest, the pinned, and what the policy wants."""
+    """The checkpoints that stay for their own sake: the newest, the pinned, and what the policy wants.
+
+    Linear in the number of files but for sorting them, since it is asked after every save.
+    """
     ranked = sorted(current(records).values(), key=lambda r: r.order, reverse=True)
-    keep = [r for i, r in enumerate(ranked) if i == 0 or r.step in pins]
+    keep = {r.digest: r for i, r in enumerate(ranked) if i == 0 or r.step in pins}
+    stay = Closure(records)
+    if policy.keep_within is not None:
+        stay.add(stay.beside(*keep.values()))
     for record in policy.wants(ranked):
-        wider = keep if record in keep else [*keep, record]
-        if policy.keep_within is not None and total(wider, records) > policy.keep_within:
-            break
-        keep = wider
-    return keep
+        if policy.keep_within is not None:
+            more = stay.beside(record)
+            if stay.size + sum(r.size for r in more.values()) > policy.keep_within:
+                break
+            stay.add(more)
+        keep.setdefault(record.digest, record)
+    return list(keep.values())
 
 
 def retired(

@@ -105,9 +105,11 @@ class Writer:
         What a delta builds on must stay, all of it; what stays beside a key are the pinned steps alone.  How
         large the delta will be is not known yet: it counts like the chain's key, which it is not larger than.
         """
+        if self._policy.keep_within is None:
+            return False
         scan = self._catalogue.scan()
         newest = scan.by_digest(base.link.digest)
-        if self._policy.keep_within is None or newest is None:
+        if newest is None:
             return False
         key = newest
         while (below := scan.by_digest(key.base_digest or "")) is not None:

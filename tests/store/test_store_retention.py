@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.store.budget import parse_budget
-from dynaquant_core.store.retention import Policy, current, needed, retired
+from dynaquant_core.store.retention import Policy, current, kept, needed, retired
 from tests.store.kit import checkpoint_files, exact_store, filled, is_same, small_state
 
 # -- the pure function ---------------------------------------------------------------------------
@@ -28,6 +28,32 @@ class File:
     digest: str
     base_digest: str | None
     size: int
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(keep_last=390), Policy(keep_within=10**9)])
+def test_a_folder_of_many_checkpoints_is_gone_through_a_few_times(policy: Policy) -> None:
+    """It is asked after every save: one file after the other must not be held against all of them."""
+    looks = 0
+
+    @dataclass(frozen=True, eq=False)
+    class Watched(File):
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__getattribute__(name)
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return self is other
+
+        __hash__ = None  # type: ignore[assignment]
+
+    count = 400
+    bases = [None if at % 8 == 0 else f"d{at - 1}" for at in range(count)]
+    files = [Watched(at, (at, 0), f"d{at}", bases[at], 1) for at in range(count)]
+    assert len(kept(files, policy, {3})) >= 391
+    assert looks < 40 * count
 
 
 @st.composite
