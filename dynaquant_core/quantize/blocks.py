@@ -24,6 +24,7 @@ down from there, of 1, 2, 4, 8 or 16 levels: the smallest that spans the block, 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -173,6 +174,7 @@ def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor, gri
         target.copy_(flat.view(target.shape))
 
 
+@cache
 def level_table(dtype: torch.dtype) -> Tensor:
     """Value of every level, then of every level negated, then zero: [2 * LEVELS + 1] of the dtype."""
     powers = torch.from_numpy(2.0 ** ((np.arange(LEVELS) - BELOW) / 8))
