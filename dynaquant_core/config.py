@@ -73,6 +73,14 @@ def require_number(
     require(good, f"{owner}: {name} must be a number in [{low}, {high}{bracket}{listed}, got {value!r}.")
 
 
+def require_threshold(owner: str, value: object) -> None:
+    """Raises ConfigError unless ``value`` is a share in [0, 1): who writes 5 means 0.05."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
+    require(
+        good, f"{owner}: threshold must be a share of at least 0 and below 1, as 0.05 for 5%, got {value!r}."
+    )
+
+
 def require_bins(owner: str, name: str, value: object, words: tuple[str, ...]) -> None:
     """Raises ConfigError unless ``value`` is a whole number from 2 to 64 or one of ``words``."""
     if isinstance(value, int) and not isinstance(value, bool):

@@ -25,9 +25,11 @@ from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
 from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.methods.registry import require_own_config, resolve_method
+from dynaquant_core.plugins.rest import split
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.best import best_of, measured
 from dynaquant_core.store.disk import require_another
+from dynaquant_core.store.export import to_safetensors
 from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
 from dynaquant_core.store.native import read_native, step_of
 
@@ -71,6 +73,8 @@ def export(
     with working(f"exporting {path} to {out}"):
         info = best_of(source.infos(), str(path)) if best else source.info(step)
         state = source.whole(info.step, trust=trust)
+        if write is to_safetensors:
+            state, _ = split(state)  # frameworks put objects there that are no tensors
         write(state, out, **beside(write, source.folders().get(info.step)))
     write_line(f"{out}: step {info.step}" + (f", {figures(info)}" if best else ""))
 
@@ -180,7 +184,7 @@ def compact(
     was, now = (f"{len(sizes)} checkpoints, {size(sum(sizes.values()))}" for sizes in (before, after))
     write_line(f"{path}: {was} before; {now} now")
     if left:
-        say(f"{path}: as they were, because files below them are damaged: {', '.join(map(str, left))}")
+        say(f"{path}: as they were, as they or files below them are damaged: {', '.join(map(str, left))}")
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dynaquant_core.config import require, require_choice, require_number
+from dynaquant_core.config import require, require_choice, require_number, require_threshold
 from dynaquant_core.methods.base import Method
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.trail import Trail
@@ -53,7 +53,7 @@ class PluginOptions:
     on_error: Literal["raise", "warn"] = "raise"
 
     def __post_init__(self) -> None:
-        require_number(OWNER, "threshold", self.threshold, 0, math.inf, open_high=True)
+        require_threshold(OWNER, self.threshold)
         good = self.evaluate is None or callable(self.evaluate)
         require(good, f"{OWNER}: evaluate must be a function or None, got {type(self.evaluate).__name__}.")
         require_choice(OWNER, "mode", self.mode, ("min", "max"))

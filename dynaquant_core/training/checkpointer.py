@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from dynaquant_core.config import require, require_choice, require_number
+from dynaquant_core.config import require, require_choice, require_number, require_threshold
 from dynaquant_core.errors import SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
@@ -127,7 +127,7 @@ class Checkpointer:
     ) -> None:
         require_choice("Checkpointer", "on_error", on_error, ("raise", "warn"))
         require_choice("Checkpointer", "mode", mode, ("min", "max"))
-        require_number("Checkpointer", "threshold", threshold, 0, math.inf, open_high=True)
+        require_threshold("Checkpointer", threshold)
         require_number("Checkpointer", "window", window, 0, math.inf, open_high=True)
         self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
         warn_of_strangers(self._subject)
@@ -254,7 +254,7 @@ class Checkpointer:
         """
         self._require_open()
         if threshold is not None:
-            require_number("Checkpointer", "threshold", threshold, 0, math.inf, open_high=True)
+            require_threshold("Checkpointer", threshold)
             require(
                 self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure with."
             )

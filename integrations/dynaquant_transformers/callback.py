@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from transformers import Trainer, TrainerCallback
 
+from dynaquant_core.config import require
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.plugins import PluginOptions
 from dynaquant_transformers.session import Session
@@ -58,6 +59,10 @@ class DynaQuantCallback(TrainerCallback):
     ) -> None:
         if eval_batches is not None and (type(eval_batches) is not int or eval_batches < 1):
             raise ConfigError(f"eval_batches must be a whole number above 0 or None, got {eval_batches!r}.")
+        require(
+            evaluate is not None or mode == "min",
+            "mode='max' needs evaluate=, a function whose value is to be high; else the loss is measured.",
+        )
         self.options = PluginOptions(
             threshold=threshold,
             evaluate=evaluate,

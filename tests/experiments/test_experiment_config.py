@@ -273,3 +273,12 @@ def test_the_restore_configs_cover_what_they_promise(model: str, name: str, inte
 
 def test_every_kind_that_a_file_may_name_is_in_the_table() -> None:
     assert set(KINDS) == set(get_args(Experiment.model_fields["kind"].annotation))
+
+
+def test_the_order_of_overrides_does_not_matter(tiny_file: Path) -> None:
+    for overrides in (["method.coder=paper", "method=dynaquant"], ["method=dynaquant", "method.coder=paper"]):
+        assert load_experiment(tiny_file, overrides).method["coder"] == "paper"
+
+
+def test_every_checkpoint_may_stand_alone(tiny_file: Path) -> None:
+    assert load_experiment(tiny_file, ["max_chain=0"]).max_chain == 0

@@ -7,6 +7,7 @@ import torch
 import dynaquant_core as dq
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.registry import resolve_method
+from dynaquant_core.plugins import PluginOptions
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.subject import Subject
 from tests.training.models import (
@@ -273,3 +274,13 @@ def test_what_adam_averages_itself_is_not_recorded_again_unless_the_method_asks(
         offered = method.seen[0]["model.head.weight"]
         assert torch.equal(offered, optimizer.state[model.head.weight]["exp_avg"]) is spares
         assert (checkpoints.wait().seconds["collector"] == 0) is spares
+
+
+@pytest.mark.parametrize("threshold", [5, 1, 1.0, -0.1, float("nan"), "0.01", True])
+def test_a_threshold_is_a_share(tmp_path, threshold):
+    """5 means 5%, and would allow 500%."""
+    model, optimizer = build()
+    with pytest.raises(dq.ConfigError, match="threshold must be a share of at least 0 and below 1"):
+        dq.Checkpointer(tmp_path, model, optimizer, evaluate=evaluate_net, threshold=threshold)
+    with pytest.raises(dq.ConfigError, match="threshold must be a share"):
+        PluginOptions(threshold=threshold)

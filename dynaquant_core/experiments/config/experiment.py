@@ -18,7 +18,7 @@ from dynaquant_core.experiments.config.parts import (
     OptimizerSection,
 )
 from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
-from dynaquant_core.experiments.config.section import Count, Seed, Threshold, plain, require_parts
+from dynaquant_core.experiments.config.section import Count, Seed, Threshold, Whole, plain, require_parts
 from dynaquant_core.experiments.config.systems import OF_SAVING, SYSTEMS, SystemSection, system_problem
 from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.failures import failure_steps
@@ -93,7 +93,7 @@ class Experiment(AblationKeys):
         method: name or mapping of the compression method; None: the project's default.
         moments: ``8bit``, ``exact``, ``compact``, ``minimal``, ``second`` or ``none``.
         exact: name patterns of tensors kept bit for bit.
-        max_chain: most delta checkpoints in a row.
+        max_chain: most delta checkpoints in a row; 0: keys only.
         seed, seeds: one run each (give one of the two).
         failures: how often the process is killed, or ``{at: [steps]}``.
         restores: ``kill``: a failure is a SIGKILL, and a new process restores; ``swap``: the same process
@@ -118,7 +118,7 @@ class Experiment(AblationKeys):
     method: Annotated[Any, PlainValidator(_method)] = None
     moments: str = "8bit"
     exact: list[str] = Field(default_factory=list)
-    max_chain: Count = 8
+    max_chain: Whole = 8
     seed: Seed = 0
     seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     failures: Annotated[Any, PlainValidator(_failures)] = 0

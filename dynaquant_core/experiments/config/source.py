@@ -85,7 +85,9 @@ def _require_effect(key: str, experiment: Experiment) -> None:
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """``data`` with every ``key.sub=value`` set; ``data`` itself is left alone.
+    """``data`` with every ``key.sub=value`` set, whole sections before what is in them.
+
+    ``data`` itself is left alone.
 
     Raises:
         ConfigError: an override without ``=``, with an empty key, or whose value is not YAML.
@@ -94,12 +96,16 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         >>> apply_overrides({"method": "dynaquant"}, ["method.coder=paper", "threshold=0.05"])
         {'method': {'name': 'dynaquant', 'coder': 'paper'}, 'threshold': 0.05}
     """
-    for override in overrides:
+    for override in sorted(overrides, key=_depth):
         key, equals, text = override.partition("=")
         if not equals or not all(part.strip() for part in key.split(".")):
             raise ConfigError(f"override {override!r}: expected key=value, for example threshold=0.01.")
         data = set_dotted(data, key.strip(), read_yaml(text, f"override {key.strip()!r}"))
     return data
+
+
+def _depth(override: str) -> int:
+    return override.partition("=")[0].count(".")
 
 
 def set_dotted(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

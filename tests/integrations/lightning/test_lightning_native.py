@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy
+from safetensors.torch import load_file
 
 from dynaquant_core.errors import (
     ConfigError,
@@ -243,3 +244,14 @@ def test_native_files_load_as_ever(tmp_path):
         Digits.load_from_checkpoint(file)
     found = run.validate(Digits(), loaders()[1], ckpt_path=tmp_path / "last.ckpt", verbose=False)
     assert found[0]["val_loss"] == pytest.approx(float(run.callback_metrics["val_loss"]))
+
+
+def test_weights_are_taken_out_as_safetensors(tmp_path, ours):
+    from dynaquant_core.cli import main
+
+    out = tmp_path / "weights.safetensors"
+    assert main(["export", str(ours), "-o", str(out)]) == 0
+    state, stored = read_tree(ours)["state_dict"], load_file(out)
+    assert state
+    for name, value in state.items():
+        assert torch.equal(stored[f"state_dict.{name}"], value)

@@ -245,3 +245,9 @@ def test_saving_can_be_turned_off(tmp_path, monkeypatch):
     monkeypatch.setenv("DYNAQUANT_DISABLE", "1")
     trainer(tmp_path, DynaQuantCallback(**EXACT)).train()
     assert names(tmp_path) == set()
+
+
+def test_a_loss_is_not_maximised():
+    """With the threshold upside down the worst candidate would be met."""
+    with pytest.raises(ConfigError, match="mode='max' needs evaluate="):
+        DynaQuantCallback(mode="max")
