@@ -8,16 +8,20 @@ of bytes.  `reading` is for those who have a folder and no run.
 
 from __future__ import annotations
 
+from dynaquant_core.hooks import OwnedHooks
 from dynaquant_core.plugins.figures import figures_of
 from dynaquant_core.plugins.marker import MARKER, is_checkpoint
 from dynaquant_core.plugins.options import PluginOptions
 from dynaquant_core.plugins.reading import describe, find_checkpoints, read_tree
 from dynaquant_core.plugins.run import PluginRun
+from dynaquant_core.training.turns import Turns
 
 __all__ = [
     "MARKER",
+    "OwnedHooks",
     "PluginOptions",
     "PluginRun",
+    "Turns",
     "describe",
     "figures_of",
     "find_checkpoints",

@@ -22,9 +22,8 @@ from dynaquant_accelerate.schedule import Steps, steps_of
 from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
-from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
+from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
-from dynaquant_core.training.turns import Turns
 
 __all__ = ["PLACE", "Installed"]
 

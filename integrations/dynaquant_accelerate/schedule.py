@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dynaquant_core.hooks import OwnedHooks
+from dynaquant_core.plugins import OwnedHooks
 
 __all__ = ["Steps", "steps_of"]
 

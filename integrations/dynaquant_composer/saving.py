@@ -27,9 +27,8 @@ from dynaquant_composer.state import is_copied, state_of
 from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import EvaluationError
-from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of, is_checkpoint
+from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of, is_checkpoint
 from dynaquant_core.plugins.small_files import told
-from dynaquant_core.training.turns import Turns
 
 __all__ = ["FolderSaver"]
 

@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
-from dynaquant_core.plugins import PluginOptions, describe
-from dynaquant_core.training.turns import Turns
+from dynaquant_core.plugins import PluginOptions, Turns, describe
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import device_of, only_weights, require_ours
 from dynaquant_lightning.runs import Runs

@@ -16,9 +16,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, StorageError
-from dynaquant_core.plugins import PluginOptions, PluginRun, figures_of
+from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
-from dynaquant_core.training.turns import Turns
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
 from dynaquant_transformers.native import scheduler_state
 from dynaquant_transformers.places import Place, newest_whole
