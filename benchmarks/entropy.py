@@ -35,9 +35,9 @@ def streams(store: Path) -> Iterator[Excess]:
     method, known = resolve_method("dynaquant"), {}
     for path in sorted(store.glob("*.dq"), key=lambda file: file.name.rsplit("-", 1)[1]):
         with FileReader(path) as reader:
-            written = reader.index.meta["parts"]["weights"]["method"]
-            if written != method.name:
-                raise SystemExit(f"{path} is of {written}; this counts the codes of {method.name} alone.")
+            part = reader.index.meta["parts"].get("weights")
+            if part is not None and part["method"] != method.name:
+                raise SystemExit(f"{path} is of {part['method']}: only codes of {method.name} are counted.")
             source, link = reader.source("weights"), reader.index.meta["base"]
             before = None if link is None else known[link["digest"]]
             known = known if link else {}  # of older chains nothing is needed

@@ -73,7 +73,8 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None]
         children: processes that the tasks began.
 
     Raises:
-        DynaQuantError: the first one of a task; each has been logged when it came.
+        DynaQuantError: the first one of a task; where there are more, or something goes on, each is logged
+            when it comes.
 
     Example:
         >>> found = []
@@ -122,8 +123,8 @@ class _Crew:
             try:
                 found.append((name, future.result()))
             except DynaQuantError as error:
-                if self._running or self._waiting:
-                    logger.warning("%s  What does not need it goes on.", error)
+                if self._running or self._waiting or self.problems:  # else it is the one that is raised
+                    logger.warning("%s", error)
                 self.problems.append(error)
             else:
                 self._done.add(name)

@@ -99,7 +99,7 @@ def current(records: Iterable[AnyRecord]) -> dict[int, AnyRecord]:
     return newest
 
 
-class Closure(Generic[AnyRecord]):
+class _Closure(Generic[AnyRecord]):
     """What must stay so that some files can be read; it grows by one file at a time.
 
     Args:
@@ -139,7 +139,7 @@ class Closure(Generic[AnyRecord]):
 
 def needed(keep: Iterable[AnyRecord], records: Collection[AnyRecord]) -> dict[str, AnyRecord]:
     """Digest -> every file that must stay so that those of ``keep`` can be read."""
-    return Closure(records).beside(*keep)
+    return _Closure(records).beside(*keep)
 
 
 def kept(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) -> list[AnyRecord]:
@@ -149,7 +149,7 @@ def kept(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) 
     """
     ranked = sorted(current(records).values(), key=lambda r: r.order, reverse=True)
     keep = {r.digest: r for i, r in enumerate(ranked) if i == 0 or r.step in pins}
-    stay = Closure(records)
+    stay = _Closure(records)
     if policy.keep_within is not None:
         stay.add(stay.beside(*keep.values()))
     for record in policy.wants(ranked):

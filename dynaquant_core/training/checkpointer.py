@@ -266,6 +266,7 @@ class Checkpointer:
         """One save after the other; ``again``: also where the one before was of the same step."""
         if self._saved == self._completed and not again:
             return
+        self._saved = None  # an earlier save of this step, as before a restore, is another one
         try:
             if self._enabled:
                 with told(raises=self._raises):

@@ -131,8 +131,9 @@ def await_all(place: str | os.PathLike[str]) -> None:
 
     A run that was given up may have left one at work: whoever reads then would find the checkpoint before.
     """
+    real = os.path.realpath(place)
     for worker in list(_all):
-        worker.await_end(os.path.realpath(place))
+        worker.await_end(real)
 
 
 def _message(error: BaseException) -> str:

@@ -111,6 +111,21 @@ def test_the_same_step_is_not_searched_twice_where_the_run_goes_on(tmp_path, on_
     plain.saves.close()
 
 
+def test_an_earlier_save_of_the_same_step_does_not_count(tmp_path, on_signal):
+    """The step was saved before a restore went back behind it."""
+    run = Run(tmp_path, at=0)
+    run.train(20)
+    assert run.saves.restore(10) == 10
+    run.at = run.calls + 2
+    on_signal(lambda: leave(run))
+    before = run.saves.store.load(20)
+    with pytest.raises(SystemExit):
+        run.train()
+    run.saves.close()
+    after = dq.CheckpointStore(tmp_path).load(20)
+    assert any(not torch.equal(after["model"][name], value) for name, value in before["model"].items())
+
+
 def test_a_tighter_one_that_was_asked_for_follows(tmp_path, on_signal):
     run = Run(tmp_path, at=2, threshold=0.2)
     on_signal(lambda: run.saves.save(threshold=1e-4))

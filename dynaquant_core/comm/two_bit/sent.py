@@ -98,7 +98,7 @@ class Steps:
         self._stepped: set[int] = set()
         if self.scaled:
             handle = register_optimizer_step_post_hook(_noting(weakref.ref(self)))
-            self._hooks = OwnedHooks(self, [handle])
+            OwnedHooks(self, [handle])
         #: What gradients are multiplied by in this step.
         self.scale = 1.0
 

@@ -55,16 +55,14 @@ def broadcast(model: nn.Module, group: dist.ProcessGroup) -> None:
             tensor.copy_(whole)
 
 
-def refusing(refused: bool, group: dist.ProcessGroup, device: torch.device | None) -> int | None:
+def refusing(refused: bool, group: dist.ProcessGroup) -> int | None:
     """The highest of the group's ranks that say no; the same on all of them, None where nobody does.
 
     Args:
         refused: what this rank says.
-        group: the ranks.
-        device: one that the group communicates on; None: the one that its backend asks for.
+        group: the ranks; the backend says where, since a rank that refuses may have no model.
     """
-    if device is None:
-        device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     highest = torch.tensor(dist.get_rank(group) if refused else -1, device=device)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group)
     found = int(highest)

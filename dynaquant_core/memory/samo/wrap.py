@@ -92,7 +92,7 @@ def wrap(
         given = _given(mask, model, names, pruning, plain=sparsity is None and bird is None)
     except ConfigError:
         if ranks is not None:
-            refusing(True, ranks, None)  # the others wait to hear that all is well
+            refusing(True, ranks)  # the others wait to hear that all is well
         raise
     if ranks is not None:
         said = {"loss_scale": repr(loss_scale), "dtype": repr(dtype), "masks": _digest(given)}
@@ -172,8 +172,7 @@ def _join(model: nn.Module, names: list[str], said: Mapping[str, str], group: di
     Buckets of other lengths would be an abort inside of the all-reduce, those of other weights an average of
     what does not belong together.
     """
-    device = next(model.parameters()).device
-    rank = refusing(False, group, device)
+    rank = refusing(False, group)
     require(
         rank is None,
         f"samo: rank {rank} of the group was given what cannot be wrapped, and its own error says why; "
@@ -184,7 +183,9 @@ def _join(model: nn.Module, names: list[str], said: Mapping[str, str], group: di
     layers += [f"{name} {one.dtype} {tuple(one.shape)}" for name, one in model.named_buffers()]
     waiting = sorted(name for name in names if parameters[name].grad is not None)
     told = {**said, "models or optimizers": "\n".join(layers), "waiting gradients": repr(waiting)}
-    found = differing({name: one.encode() for name, one in told.items()}, group, device)
+    found = differing(
+        {name: one.encode() for name, one in told.items()}, group, next(model.parameters()).device
+    )
     require(
         not found,
         f"samo: the ranks were given different {', '.join(found)}; give all of them the same; nothing was "
