@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,9 @@ __all__ = [
 
 #: Stands where Accelerate looks for weights; not one of ours reads it.
 SIGN: Final = "pytorch_model.bin"
+
+#: `SIGN` while it is written.
+_PART: Final = ".sign.part"
 
 #: Names under which Accelerate writes the weights of each model.
 _WEIGHTS: Final = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
@@ -61,7 +65,7 @@ def weights_in(folder: Path) -> dict[Path, Any]:
 
 
 def put_sign(folder: Path, stale: Mapping[Path, Any]) -> None:
-    """Writes `SIGN` into a folder of ours.
+    """Writes `SIGN` into a folder of ours, whole or not at all.
 
     Args:
         folder: that is being saved into.
@@ -71,8 +75,12 @@ def put_sign(folder: Path, stale: Mapping[Path, Any]) -> None:
     for path, before in stale.items():
         if path.exists() and _identity(path) == before:
             path.unlink()
-    if not (folder / SIGN).exists():
-        torch.save(InstallFirst(), folder / SIGN)
+    if (folder / SIGN).exists():
+        return
+    content = io.BytesIO()
+    torch.save(InstallFirst(), content)
+    (folder / _PART).write_bytes(content.getvalue())
+    (folder / _PART).replace(folder / SIGN)
 
 
 def is_sign(path: Path) -> bool:
@@ -89,7 +97,7 @@ def is_native(folder: Path) -> bool:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a save of ours began there and was never committed.
+    """Whether a save of ours began there and was never committed; so is a folder that is still empty.
 
     Example:
         >>> is_unfinished(Path("no such folder"))
@@ -97,7 +105,9 @@ def is_unfinished(folder: Path) -> bool:
     """
     if is_checkpoint(folder) or is_native(folder):
         return False
-    return (folder / _OPTIMIZER).is_file() or is_sign(folder / SIGN)
+    if (folder / _OPTIMIZER).is_file() or is_sign(folder / SIGN):
+        return True
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= {_PART}
 
 
 def newest(folder: str | os.PathLike[str]) -> str | None:

@@ -191,7 +191,7 @@ class Installed:
                 put_sign(Path(folder), stale)
 
         hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
-        with self._naming.nothing_goes(), giving_stubs(self._held()), hook:
+        with self._naming.nothing_goes(), self._naming.claimed(), giving_stubs(self._held()), hook:
             return self._save(output_dir, *args, **kwargs), models
 
     def _give_weights(self, weights_only: bool, models: list[nn.Module], folder: str) -> None:

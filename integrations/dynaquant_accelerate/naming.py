@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from dynaquant_accelerate.folders import is_unfinished, newest, number_of
+from dynaquant_accelerate.folders import is_unfinished, newest, number_of, put_sign
 from dynaquant_core.config import require
 from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.plugins import PluginRun
@@ -71,6 +71,28 @@ class Naming:
             yield
         finally:
             project.total_limit = limit
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Inside the context a save signs its folder before hooks of the user write into it.
+
+        One that dies in such a hook would leave a folder that nobody can tell from the user's own.
+        """
+        hooks = self._accelerator._save_model_state_pre_hook
+        main = self._accelerator.is_main_process
+
+        def claim(_models: Any, _weights: Any, folder: str) -> None:
+            if (
+                main and self.automatic
+            ):  # a folder that the user names may hold other weights, and is no obstacle
+                put_sign(Path(folder), {})
+
+        handle = self._accelerator.register_save_state_pre_hook(claim)
+        hooks.move_to_end(handle.id, last=False)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def rotate(self, run: PluginRun) -> None:
         """Removes what is over ``total_limit``, after the saves under way and only if they succeed."""
