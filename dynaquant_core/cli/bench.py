@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -53,8 +53,7 @@ def bench(
         return
     print_table("stages", COLUMNS, [row_text(row) for row in result["rows"]])
     for title in ("process", "environment"):
-        facts = [(name.replace("_", " "), figure(value)) for name, value in result[title].items()]
-        print_table(title, ("<what", "<value"), facts)
+        print_table(title, ("<what", "<value"), list(facts(result[title])))
 
 
 def row_text(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -73,10 +72,26 @@ def row_text(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def facts(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values for people, those of inner mappings behind the name of theirs.
+
+    Example:
+        >>> list(facts({"adam": {"save_seconds": [0.25, 0.125], "parameters": 12}}))
+        [('adam, save seconds', '0.25, 0.125'), ('adam, parameters', '12')]
+    """
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}, {inner}", text) for inner, text in facts(value))
+        else:
+            yield name.replace("_", " "), figure(value)
+
+
 def figure(value: Any) -> str:
     """Three significant digits of a number, the text of anything else, a dash for nothing."""
     if value is None:
         return "-"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(figure, value))
     return f"{value:,.3g}" if isinstance(value, float) else str(value)
 
 

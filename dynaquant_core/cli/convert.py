@@ -20,7 +20,7 @@ from dynaquant_core.cli.choices import (
 )
 from dynaquant_core.cli.folders import OutputSource
 from dynaquant_core.cli.messages import say
-from dynaquant_core.cli.output import Json, emit, share, size, times, write_line
+from dynaquant_core.cli.output import Json, counted, emit, share, size, times, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, StepOption, open_source
 from dynaquant_core.errors import NotAStoreError
@@ -175,13 +175,15 @@ def compact(
         path, max_chain=max_chain, keep_last=keep_last, keep_every=keep_every, keep_within=keep_within
     ) as store:
         before = sizes_of(store)
-        with working(f"compacting {path}, {len(before)} checkpoints"):
+        with working(f"compacting {path}, {counted(len(before), 'checkpoint')}"):
             left = store.compact()
         after = sizes_of(store)
     if as_json:
         emit({"path": str(path), "before": before, "after": after, "left": left})
         raise typer.Exit(1 if left else 0)
-    was, now = (f"{len(sizes)} checkpoints, {size(sum(sizes.values()))}" for sizes in (before, after))
+    was, now = (
+        f"{counted(len(sizes), 'checkpoint')}, {size(sum(sizes.values()))}" for sizes in (before, after)
+    )
     write_line(f"{path}: {was} before; {now} now")
     if left:
         say(f"{path}: as they were, as they or files below them are damaged: {', '.join(map(str, left))}")

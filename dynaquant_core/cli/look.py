@@ -12,6 +12,7 @@ from dynaquant_core.cli.output import (
     Json,
     brief_config,
     config_text,
+    counted,
     emit,
     plain,
     print_table,
@@ -67,7 +68,9 @@ def log(path: PathArgument, as_json: Json = False) -> None:
         rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
     print_table(str(path), columns, rows)
     raw, stored = (sum(getattr(info, name) for info in infos) for name in ("raw_bytes", "stored_bytes"))
-    write_line(f"{len(infos)} checkpoints, {size(stored)} instead of {size(raw)} ({times(raw, stored)})")
+    write_line(
+        f"{counted(len(infos), 'checkpoint')}, {size(stored)} instead of {size(raw)} ({times(raw, stored)})"
+    )
     if use:
         write_line(
             f"on disk {size(use.linked)}, what folders share counted once; "

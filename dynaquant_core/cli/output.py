@@ -23,6 +23,7 @@ __all__ = [
     "Json",
     "brief_config",
     "config_text",
+    "counted",
     "emit",
     "plain",
     "print_table",
@@ -115,6 +116,16 @@ def least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
         for name, width in zip(columns, widths, strict=True)
     ]
     return sum(folded) + 3 * len(columns) + 1
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "checkpoint"), counted(2, "checkpoint")
+        ('1 checkpoint', '2 checkpoints')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def plain(value: Any) -> Any:

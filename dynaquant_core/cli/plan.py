@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dynaquant_core.cli.bench import count
-from dynaquant_core.cli.output import Json, emit, print_table, share, size, write_line
+from dynaquant_core.cli.output import Json, counted, emit, print_table, share, size, write_line
 from dynaquant_core.experiments.plan import Option, Wish, nearest_options, read_figures, read_prices
 from dynaquant_core.experiments.price import LAW, LAW_RANGE, Price
 from dynaquant_core.experiments.report import figure_text
@@ -75,7 +75,7 @@ def plan(
 def show_options(wish: Wish, found: Sequence[Option]) -> None:
     """A table for each model that figures were measured on, and what to make of it."""
     write_line(
-        f"planned: {wish.restores} restores, {wish.checkpoints} checkpoints, "
+        f"planned: {counted(wish.restores, 'restore')}, {counted(wish.checkpoints, 'checkpoint')}, "
         f"one every {wish.interval:.3g} of the training"
     )
     places: dict[tuple[str, float | None], list[Option]] = {}

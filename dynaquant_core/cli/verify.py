@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dynaquant_core.cli.output import Json, emit, print_table, write_line
+from dynaquant_core.cli.output import Json, counted, emit, print_table, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, open_source
 
@@ -26,11 +26,11 @@ def verify(
         emit({"path": str(path), "deep": deep, "good": not problems, "problems": problems})
     elif problems:
         print_table(
-            f"{path}: {len(problems)} problem{'s' * (len(problems) > 1)}",
+            f"{path}: {counted(len(problems), 'problem')}",
             ("<problem",),
             [(problem,) for problem in problems],
         )
     else:
-        write_line(f"{path}: good, {len(source.infos())} checkpoints checked")
+        write_line(f"{path}: good, {counted(len(source.infos()), 'checkpoint')} checked")
     if problems:
         raise typer.Exit(1)

@@ -65,9 +65,11 @@ class Wish:
                 f"{SHORTEST:g}, got {self.interval:g}."
             )
         if self.restores >= 1 / self.interval:
+            most = math.ceil(1 / self.interval - 1e-9) - 1
             raise ConfigError(
                 f"{self.restores} restores need more than {self.restores} checkpoint intervals, but an "
-                f"interval of {self.interval:.1%} gives {1 / self.interval:.3g}; lower one of them."
+                f"interval of {self.interval:.1%} gives {1 / self.interval:.3g}; plan {most} restores, or "
+                f"an interval below 1/{self.restores} of the training."
             )
         if self.threshold is not None and not 0 < self.threshold < math.inf:
             raise ConfigError(f"threshold must be a share above 0, such as 0.01 or 1%, got {self.threshold}.")
@@ -129,7 +131,9 @@ def nearest_options(wish: Wish, figures: Sequence[Price]) -> list[Option]:
         known = nearest.get(key)
         if known is None or _distance(wish, entry) < _distance(wish, known):
             nearest[key] = entry
-    return [_option(wish, entry) for entry in nearest.values()]
+    # Settings as they come stand above those that somebody would have to ask for.
+    found = sorted(nearest.values(), key=lambda entry: (entry.parameters, " " in entry.method))
+    return [_option(wish, entry) for entry in found]
 
 
 def _distance(wish: Wish, entry: Price) -> tuple[float, float, int]:

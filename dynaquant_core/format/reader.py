@@ -68,6 +68,11 @@ class FileReader:
     ) -> None:
         self.close()
 
+    @property
+    def descriptor(self) -> int:
+        """The open file's number in this process."""
+        return self._file.descriptor
+
     def close(self) -> None:
         """Closes the file; the index stays usable."""
         self._file.close()

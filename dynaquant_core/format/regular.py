@@ -49,6 +49,12 @@ class RegularFile:
             raise UnsafePathError(f"{self.path} is not a regular file; give the path of a checkpoint file.")
         self.nbytes = status.st_size
 
+    @property
+    def descriptor(self) -> int:
+        """Its number in this process, the lowest that was free when it was opened."""
+        assert self._file is not None
+        return self._file.fileno()
+
     def close(self) -> None:
         """Closes it; again does nothing."""
         if self._file is not None:

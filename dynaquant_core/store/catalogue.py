@@ -7,8 +7,8 @@ inode, size or time of modification changes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dynaquant_core.errors import (
@@ -86,6 +86,12 @@ class Scan:
     damaged: tuple[Problem, ...]
     unread: frozenset[str]
     foreign: bool
+    _by_digest: Mapping[str, Entry] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Of two files of the same content the older name counts.
+        by_digest = {entry.digest: entry for entry in reversed(self.entries)}
+        object.__setattr__(self, "_by_digest", by_digest)
 
     def current(self) -> dict[int, Entry]:
         """Step -> its newest file, by ascending step."""
@@ -98,7 +104,11 @@ class Scan:
 
     def by_digest(self, digest: str) -> Entry | None:
         """The file of that identity."""
-        return next((entry for entry in self.entries if entry.digest == digest), None)
+        return self._by_digest.get(digest)
+
+    def adding(self, entry: Entry) -> Scan:
+        """What a look would find once the file was committed."""
+        return replace(self, entries=tuple(sorted((*self.entries, entry), key=_place)))
 
     def hints_unread(self) -> list[tuple[int, int]] | None:
         """(step, commit sequence) in the names of `unread`; None where every file could be read."""
@@ -157,7 +167,7 @@ class Catalogue:
                         unread.add(name)
         with self._guard:
             self._known = {name: value for name, value in self._known.items() if name in names}
-        entries.sort(key=lambda entry: (entry.order, entry.path.name))
+        entries.sort(key=_place)
         foreign = not all(name.startswith(".") or is_ours(name) for name in names)
         return Scan(tuple(entries), tuple(damaged), frozenset(unread), foreign)
 
@@ -190,6 +200,10 @@ class Catalogue:
         with self._guard:
             self._known[name] = identity, entry
         return entry
+
+
+def _place(entry: Entry) -> tuple[tuple[int, int], str]:
+    return entry.order, entry.path.name
 
 
 def read_entry(path: Path) -> Entry:

@@ -17,11 +17,12 @@ from dynaquant_core.methods.moments import MOMENTS
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.state import TensorSpec
 from dynaquant_core.store.catalogue import Entry, Scan
+from dynaquant_core.store.descriptors import make_room
 from dynaquant_core.store.disk import file_identity, guarded
 from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
 from dynaquant_core.store.parts import Base, HeldPart
 
-__all__ = ["MAX_DEPTH", "Chain", "Link", "open_chain"]
+__all__ = ["MAX_DEPTH", "Chain", "Link", "chain_of", "open_chain"]
 
 #: Longest chain that is followed, whatever a file claims.
 MAX_DEPTH = 1024
@@ -190,22 +191,34 @@ def open_chain(scan: Scan, entry: Entry, own: Method | None = None) -> Iterator[
         LimitError: the chain is deeper than any that is written.
     """
     with ExitStack() as stack:
-        links: list[Link] = []
-        current: Entry | None = entry
-        while current is not None:
-            if len(links) > MAX_DEPTH:
-                raise LimitError(
-                    f"{entry.path.name} stands on more than {MAX_DEPTH} checkpoints; it is not sound."
-                )
-            links.append(_open(stack, current))
-            current = _base_of(scan, current)
+        links = [_open(stack, file) for file in chain_of(scan, entry)]
         yield Chain(links[::-1], own)
+
+
+def chain_of(scan: Scan, entry: Entry) -> list[Entry]:
+    """``entry`` and all that it builds on, the key last; nothing is opened.
+
+    Raises:
+        MissingBaseError: a base is not in the store; names it.
+        LimitError: the chain is deeper than any that is written.
+    """
+    found: list[Entry] = []
+    current: Entry | None = entry
+    while current is not None:
+        if len(found) > MAX_DEPTH:
+            raise LimitError(
+                f"{entry.path.name} stands on more than {MAX_DEPTH} checkpoints; it is not sound."
+            )
+        found.append(current)
+        current = _base_of(scan, current)
+    return found
 
 
 def _open(stack: ExitStack, entry: Entry) -> Link:
     with guarded("read", entry.path):
         identity = file_identity(entry.path)
         reader = stack.enter_context(FileReader(entry.path))
+        make_room(reader.descriptor, stack)
     if reader.digest != entry.digest:
         raise CorruptFileError(
             f"{str(entry.path)!r} was replaced by another checkpoint while it was looked up."

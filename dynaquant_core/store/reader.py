@@ -23,6 +23,7 @@ from dynaquant_core.errors import (
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import READ_ERRORS, Catalogue, Entry, Scan, read_entry
 from dynaquant_core.store.chain import Chain, open_chain
+from dynaquant_core.store.descriptors import is_out_of_means
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.names import parse_name
 
@@ -135,6 +136,8 @@ class Reader:
                 with open_chain(scan, entry, self._own) as chain:
                     result = action(chain)
             except FALLBACK_ERRORS as error:
+                if is_out_of_means(error):  # then the checkpoint before it is none the better for it
+                    raise
                 skipped.append(Problem(entry.path.name, entry.step, str(error)))
                 continue
             return replace(entry.info, skipped=(*_newer(scan, entry), *skipped)), result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from dynaquant_core.config import require
@@ -63,7 +63,7 @@ class Upkeep:
             stay = kept(scan.entries, self._policy, read_pins(self._folder))
             self._writer.tidy()  # first: the disk may be full, and what nothing needs goes without a new file
             left: list[int] = []
-            self._session.forget(self._rebase(stay, self._max_chain, left))
+            self._session.forget(self._rebase(self._catalogue.scan(), stay, self._max_chain, left))
             self._writer.tidy()
             there = {entry.digest for entry in self._catalogue.scan().entries}
             self._session.forget(entry.digest for entry in scan.entries if entry.digest not in there)
@@ -80,7 +80,7 @@ class Upkeep:
             gone = {entry.digest: entry for entry in scan.entries if entry.step == step}
             others = [entry for entry in scan.current().values() if entry.step != step]
             stay = [entry for entry in needed(others, scan.entries).values() if entry.digest not in gone]
-            replaced = self._rebase(stay, self._max_chain + len(scan.entries), [])
+            replaced = self._rebase(scan, stay, self._max_chain + len(scan.entries), [])
             self._require_moved(stay, replaced, gone)
             self._set_pins(read_pins(self._folder) - {step})
             old = [entry for entry in scan.entries if entry.digest in replaced or entry.digest in gone]
@@ -133,10 +133,11 @@ class Upkeep:
         if wanted != read_pins(self._folder):
             write_pins(self._folder, wanted)
 
-    def _rebase(self, stay: Iterable[Entry], max_chain: int, left: list[int]) -> list[str]:
+    def _rebase(self, scan: Scan, stay: Iterable[Entry], max_chain: int, left: list[int]) -> list[str]:
         """Writes anew what builds on a file outside ``stay``.
 
         Args:
+            scan: a look at the folder; nobody else writes into it.
             stay: the files that stay.
             max_chain: longest chain.
             left: gets the steps of those that could not be written anew.
@@ -144,41 +145,74 @@ class Upkeep:
         Returns:
             Digests of what was replaced.
         """
-        settled: dict[
-            str, tuple[Entry, int]
-        ] = {}  # digest -> the file that stands for it, its chain's length
+        settled = _Settled(scan.entries, stay)
         replaced: list[str] = []
         for entry in sorted(stay, key=lambda entry: entry.order):
-            base, depth = settled.get(entry.base_digest or "", (None, -1))
+            base, depth = settled.get(entry.base_digest)
             if base is not None and depth >= max_chain:
                 base = None
-            settled[entry.digest] = entry, depth + 1 if base else 0
+            settled.put(entry, entry, depth + 1 if base else 0)
             if entry.base_digest is None or (base and base.digest == entry.base_digest):
                 continue
             try:
-                merged = self._merged(entry, settled, max_chain)
-                new = merged or rebase(self._catalogue.scan(), entry, base, self._own)
+                merged = self._merged(scan, entry, settled, max_chain)
+                new = merged or rebase(scan, entry, base, self._own)
             except (CorruptFileError, MissingBaseError, UnsafePathError) as error:
                 logger.warning("%s cannot be re-based and stays as it is: %s", entry.path.name, error)
                 left.append(entry.step)
                 continue
-            stands_on = {file.digest: length for file, length in settled.values()}
-            settled[entry.digest] = new, stands_on[new.base_digest] + 1 if new.base_digest else 0
+            scan = scan.adding(new)
+            settled.put(entry, new, settled.length(new.base_digest) + 1 if new.base_digest else 0)
             replaced.append(entry.digest)
         return replaced
 
-    def _merged(self, entry: Entry, settled: Mapping[str, tuple[Entry, int]], max_chain: int) -> Entry | None:
+    def _merged(self, scan: Scan, entry: Entry, settled: _Settled, max_chain: int) -> Entry | None:
         """The entry on the nearest checkpoint below that stays; None: its base stays, or a key is due."""
-        scan = self._catalogue.scan()
-        if entry.base_digest in settled:
+        if settled.get(entry.base_digest)[0] is not None:
             return None
         below = scan.by_digest(entry.base_digest or "")
-        while below is not None and below.digest not in settled:
+        while below is not None and settled.get(below.digest)[0] is None:
             below = scan.by_digest(below.base_digest or "")
         if below is None:
             return None
-        base, depth = settled[below.digest]
+        base, depth = settled.get(below.digest)
+        assert base is not None  # what the loop ended with
         return merge(scan, entry, base, self._own) if depth < max_chain else None
+
+
+class _Settled:
+    """Which file stands for a checkpoint that stays, and how long its chain is.
+
+    A checkpoint goes by the digests of its older revisions too, which decode to the same bits: a run that was
+    killed while it wrote them anew leaves some on which others still build.
+
+    Args:
+        entries: every file of the store.
+        stay: those that stay; each stands for itself until it is written anew.
+    """
+
+    def __init__(self, entries: Iterable[Entry], stay: Iterable[Entry]) -> None:
+        self._staying = {entry.digest for entry in stay}
+        self._revisions: dict[int, list[str]] = {}
+        for entry in entries:
+            self._revisions.setdefault(entry.meta.sequence, []).append(entry.digest)
+        self._files: dict[str, tuple[Entry, int]] = {}
+        self._lengths: dict[str, int] = {}
+
+    def get(self, digest: str | None) -> tuple[Entry | None, int]:
+        """The file that stands for the one of that digest, and its chain's length; (None, -1): none yet."""
+        return self._files.get(digest or "", (None, -1))
+
+    def length(self, digest: str) -> int:
+        """Length of the chain of a file that stands for a checkpoint."""
+        return self._lengths[digest]
+
+    def put(self, entry: Entry, file: Entry, length: int) -> None:
+        """``file`` stands for ``entry`` from now on."""
+        for digest in self._revisions.get(entry.meta.sequence, []):
+            if digest == entry.digest or digest not in self._staying:
+                self._files[digest] = file, length
+        self._lengths[file.digest] = length
 
 
 def _hints_at(name: str, step: int) -> bool:

@@ -8,7 +8,8 @@ from dynaquant_core.errors import UnknownMethodError
 from dynaquant_core.format import FileReader
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Entry, Scan
-from dynaquant_core.store.chain import Chain, open_chain
+from dynaquant_core.store.chain import Chain, chain_of, open_chain
+from dynaquant_core.store.descriptors import is_out_of_means
 from dynaquant_core.store.info import Problem
 from dynaquant_core.store.reader import FALLBACK_ERRORS
 from dynaquant_core.store.restore import whole_state
@@ -70,10 +71,13 @@ def _problem(scan: Scan, entry: Entry, own: Method | None, *, deep: bool) -> str
     try:
         with FileReader(entry.path) as reader:
             reader.verify()  # this file's own bytes; its bases have their turn
-        with open_chain(scan, entry, own) as chain:
-            if deep:
+        chain_of(scan, entry)
+        if deep:
+            with open_chain(scan, entry, own) as chain:
                 _decode(chain)
     except (*FALLBACK_ERRORS, UnknownMethodError) as error:
+        if is_out_of_means(error):
+            raise
         return str(error)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dynaquant_core as dq
-from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store import CheckpointStore, upkeep
 from dynaquant_core.store.budget import parse_budget
+from dynaquant_core.store.rebase import rebase
 from dynaquant_core.store.retention import Policy, current, kept, needed, retired
 from tests.store.kit import checkpoint_files, exact_store, filled, is_same, small_state
 
@@ -308,6 +310,36 @@ def test_compact_shortens_chains(tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
     store.compact()  # nothing is left to do
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("method", ["dynaquant", "lattice"])
+def test_a_compact_that_is_cut_short_again_and_again_ends_where_one_does(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CheckpointStore(tmp_path / "once", method=method, max_chain=20) as store:
+        for step in range(8):
+            store.save(step, small_state(step))
+    shutil.copytree(tmp_path / "once", tmp_path / "often")
+    kept_steps: dict[str, Any] = {"method": method, "max_chain": 20, "keep_last": 5}
+    CheckpointStore(tmp_path / "once", **kept_steps).compact()
+    for lived in (1, 2):
+        left = iter(range(lived))
+
+        def one_more(*given: Any, left: Any = left) -> Any:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return rebase(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(upkeep, "rebase", one_more)
+            with pytest.raises(KeyboardInterrupt):
+                CheckpointStore(tmp_path / "often", **kept_steps).compact()
+    CheckpointStore(tmp_path / "often", **kept_steps).compact()
+    once, often = (CheckpointStore(tmp_path / name, method=method) for name in ("once", "often"))
+    assert often.verify(deep=True) == []
+    kinds = [often.info(step).kind for step in often.steps()]
+    assert kinds == [once.info(step).kind for step in once.steps()] == ["key", *["delta"] * 4]
+    assert all(is_same(often.load(step), once.load(step)) for step in once.steps())
 
 
 def test_compact_by_the_object_that_saves_keeps_its_run_going(tmp_path: Path) -> None:

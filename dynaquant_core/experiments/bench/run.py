@@ -19,6 +19,7 @@ from dynaquant_core.experiments.bench.cuda import cuda_stages
 from dynaquant_core.experiments.bench.saving import CONFIGS, saving_stages
 from dynaquant_core.experiments.bench.stages import coding_stages, tensor_stages
 from dynaquant_core.experiments.bench.timing import Measurement
+from dynaquant_core.experiments.bench.values import value_stages
 from dynaquant_core.methods.registry import DEFAULT_METHOD
 
 __all__ = ["run_bench"]
@@ -93,6 +94,7 @@ def measured(size: int, threads: int, method: str, say: Callable[[str], None]) -
     """All rows of one size under one number of threads."""
     say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: stages")
     yield from tensor_stages(size, threads)
+    yield from value_stages(size, threads)
     if threads == 1:
         yield from coding_stages(size, threads)
     say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: saving and loading")

@@ -41,6 +41,14 @@ def test_two_ranks(tmp_path):
     }
 
 
+def test_gradients_may_travel_in_two_bits(tmp_path):
+    said = said_by("two_bit_pair", tmp_path, timeout=120)
+    ((first, second), dense) = said["two_bit"], said["dense"]
+    assert first["digest"] == second["digest"] != dense[0]["digest"]
+    assert [rank["sent"] for rank in (first, second)] == [said["step"]] * 2 == [40, 40]
+    assert max(first["loss"], second["loss"]) < 0.7  # of 2.3 before the first step
+
+
 def test_fabric_searches_on_one_rank_with_a_module_that_broadcasts_its_buffers(tmp_path):
     """Its forward pass would wait for ranks that are in ``fabric.save`` already."""
     said = said_by("fabric_pair", tmp_path, timeout=120)

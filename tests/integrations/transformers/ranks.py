@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import torch
+from transformers import TrainerCallback
 
+from dynaquant_core.comm import two_bit
 from dynaquant_core.plugins import describe
 from dynaquant_transformers import DynaQuantCallback
+from tests.integrations.killing import digest_of
 from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
 from tests.integrations.transformers.leaving import leave
 
@@ -23,6 +26,23 @@ GIVEN = {
     "load_best_model_at_end": True,
     "max_steps": 6,
 }
+
+
+class TwoBits(TrainerCallback):
+    """As docs/two-bit.md shows it."""
+
+    trainer = state = None
+
+    def on_train_begin(self, *_, **__):
+        self.state = two_bit.register(self.trainer.model_wrapped, threshold=1e-3)
+
+
+def two_bits(folder):
+    """How many steps travelled in two bits, and a digest of the weights that they led to."""
+    packs = TwoBits()
+    packs.trainer = trainer(folder, packs, DynaQuantCallback(**EXACT), **GIVEN)
+    packs.trainer.train()
+    return packs.state.step, digest_of(everything(packs.trainer)["model"])
 
 
 def trained(one):
@@ -42,7 +62,8 @@ def main(folder):
     again.train(resume_from_checkpoint=str(folder / "exact" / "checkpoint-4"))
     assert everything(again) == everything(whole), "resumed"
     info = describe(folder / "searched" / "checkpoint-6")
-    said = {"saved": [info.step, info.met, info.evaluations > 0]} | leave(folder, again.args.process_index)
+    said = {"saved": [info.step, info.met, info.evaluations > 0], "two_bit": two_bits(folder / "two_bit")}
+    said |= leave(folder, again.args.process_index)
     sys.stdout.write(json.dumps(said) + "\n")
     again.accelerator.wait_for_everyone()
     again.end()
