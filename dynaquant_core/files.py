@@ -50,7 +50,8 @@ def save_file(
             change what it is given.
         mode: whether that number is to be minimised ("min") or maximised ("max").
         method: name, mapping or method object; None: the project's default, "lattice".
-        moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
+        moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "sparse", "second"
+            or "none".
         exact: name patterns of tensors kept bit for bit.
         gradients: EMA of the gradient by parameter name, for sensitivity.
         model: a module, or name -> module, for layer types.

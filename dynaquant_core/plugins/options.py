@@ -28,7 +28,8 @@ class PluginOptions:
         mode: whether the metric is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: that of the checkpoint that was
             loaded, and in a fresh run the project's default, "lattice".
-        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
+        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "sparse", "second"
+            or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged.
         max_chain: deltas after a key checkpoint, at most; 0: keys only.

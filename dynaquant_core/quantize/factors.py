@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from dynaquant_core.quantize import blocks
 from dynaquant_core.quantize.flat import flatten, host_view
 
 __all__ = [
-    "KEPT",
+    "FEW",
+    "MANY",
+    "Sieve",
     "decode_product",
     "decode_ternary",
     "encode_mean",
@@ -39,19 +41,32 @@ __all__ = [
     "matrix_shape",
 ]
 
-#: A ternary element is kept where it is above this many times the product of its row and column.
-KEPT: Final = 1.25
-#: Rows that keep nothing at that keep what is above this share of their largest.
+#: Rows that keep nothing else keep what is above this share of their largest.
 LARGEST_SHARE: Final = 0.9
-
-#: Most that all rows are scaled by.
-LARGEST_GAIN: Final = 2.0
 
 #: Elements that are worked on at a time.
 CHUNK: Final = 1 << 18
 
 Factors = tuple[NDArray[np.uint8], NDArray[np.int16]]
 Array = NDArray[Any]
+
+
+class Sieve(NamedTuple):
+    """Which elements keep a sign.
+
+    Args:
+        bar: an element is kept where it is above this many times the product of its row and column.
+        largest_gain: most that all rows are scaled by.
+    """
+
+    bar: float
+    largest_gain: float
+
+
+#: A third of the elements of a bell shape, and noise of half the energy.
+MANY: Final = Sieve(1.25, 2.0)
+#: One or two in a hundred, and noise of eight times the energy.
+FEW: Final = Sieve(3.0, 16.0)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -114,11 +129,14 @@ def decode_product(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Ten
     _put(found, out)
 
 
-def encode_ternary(tensor: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int16]]:
+def encode_ternary(
+    tensor: Tensor, sieve: Sieve = MANY
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int16]]:
     """Signs of what is large in a tensor, and the magnitudes of its rows and columns.
 
     Args:
         tensor: finite, floating, any shape and device.
+        sieve: what is large.
 
     Returns:
         (signs uint8[n]: 0 negative, 1 zero, 2 positive; codes and scales as of `encode_product`).
@@ -134,11 +152,11 @@ def encode_ternary(tensor: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
     whole = along = 0.0
     for part in _chunks(values.shape):
         wide = values[part].astype(np.float64)
-        kept = _kept(wide, rows[part], columns)
+        kept = _kept(wide, rows[part], columns, sieve.bar)
         rows[part], shared = _fitted(wide, kept, columns)
         signs[part] = kept + 1
         whole, along = whole + float(np.square(wide).sum()), along + shared
-    gain = min(LARGEST_GAIN, whole / along) if along > 0 else 1.0
+    gain = min(sieve.largest_gain, whole / along) if along > 0 else 1.0
     return signs.reshape(-1), *_coded(gain * rows, columns)
 
 
@@ -183,12 +201,12 @@ def _means(values: Array) -> tuple[Array, Array]:
     return rows, columns / total if total > 0 else columns
 
 
-def _kept(values: Array, rows: Array, columns: Array) -> Array:
+def _kept(values: Array, rows: Array, columns: Array, bar: float) -> Array:
     """Signs of what is large in some rows, else 0; float64."""
     expected = rows[:, None] * columns
     against = np.divide(np.abs(values), expected, out=np.zeros_like(values), where=expected > 0)
-    bar = np.minimum(KEPT, LARGEST_SHARE * against.max(axis=1, initial=0.0, keepdims=True))
-    return np.where(against > bar, np.sign(values), 0.0)
+    least = np.minimum(bar, LARGEST_SHARE * against.max(axis=1, initial=0.0, keepdims=True))
+    return np.where(against > least, np.sign(values), 0.0)
 
 
 def _fitted(values: Array, kept: Array, columns: Array) -> tuple[Array, float]:

@@ -53,7 +53,8 @@ class CheckpointStore:
             wherever it goes later.
         method: name, mapping with a "name" and options, or method object; None: that of the checkpoint last
             loaded or saved through this object, and before the first the project's default, "lattice".
-        moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "second" or "none".
+        moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "sparse", "second"
+            or "none".
         exact: name patterns of tensors kept bit for bit (fnmatch on the dotted name or on any parent);
             of a tied tensor any of its names will do.
         max_chain: deltas between a checkpoint and its key, at most; 0: keys only.  A full chain takes

@@ -70,7 +70,8 @@ class Checkpointer:
         mode: whether the metric is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: that of the checkpoint that was
             restored, and in a fresh run the project's default, "lattice".
-        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
+        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "sparse", "second"
+            or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged (paper sec. 4.1: 50).
         max_chain: deltas between a checkpoint and its key, at most.

@@ -36,7 +36,8 @@ class DynaQuantCallback(FolderSaver):
         threshold: allowed relative degradation at each checkpoint, a share (0.01 = 1%).
         mode: whether the metric is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: the project's default.
-        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
+        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "sparse", "second"
+            or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged.
         max_chain: deltas after a key checkpoint, at most.

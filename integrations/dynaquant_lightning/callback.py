@@ -31,7 +31,8 @@ class DynaQuantCallback(Callback):
             the module: what it returns, a number or one a batch.
         mode: whether the metric is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: the project's default.
-        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
+        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "sparse", "second"
+            or "none".
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged.
         max_chain: deltas after a key checkpoint, at most.

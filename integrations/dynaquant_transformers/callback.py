@@ -28,7 +28,8 @@ class DynaQuantCallback(TrainerCallback):
             Trainer's own ``eval_dataset``.  Without either every checkpoint has one fixed configuration.
         mode: whether that number is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: the project's default.
-        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "second" or "none".
+        moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "sparse", "second"
+            or "none".
         window: optimizer steps before a save in which gradients are averaged.
         max_chain: deltas after a key checkpoint, at most; fewer than ``save_total_limit`` in any case.
         exact: name patterns kept bit for bit; "*" is everything.

@@ -18,9 +18,9 @@ from dynaquant_core.state import words_of
 from tests.methods.memory import Memory
 from tests.methods.moment_states import chain
 
-POLICIES = ("compact", "minimal", "second", "none")
+POLICIES = ("compact", "minimal", "sparse", "second", "none")
 #: Bytes that a pair of moments of the test's model may take.
-BYTES_A_PAIR = {"compact": 0.95, "minimal": 0.3, "second": 0.05, "none": 0.01}
+BYTES_A_PAIR = {"compact": 0.95, "minimal": 0.3, "sparse": 0.12, "second": 0.05, "none": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,18 @@ def test_minimal_keeps_the_direction_of_first_moments(states):
         assert cosine > 0.8
 
 
-@pytest.mark.parametrize("name", ["minimal", "second"])
+def test_sparse_keeps_all_movement_along_first_moments_in_a_few_elements(states):
+    found = round_trip("sparse", states[-1])
+    for name in kinds(states[-1], "exp_avg"):
+        if states[-1][name].dim() == 2:
+            exact, coarse = states[-1][name].double(), found[name].double()
+            energy = exact.square().sum()
+            assert abs((coarse * exact).sum() / energy - 1) < 0.05
+            assert (coarse - exact).square().sum() < 16 * energy
+            assert 0 < (coarse != 0).double().mean() < 0.1
+
+
+@pytest.mark.parametrize("name", ["minimal", "sparse", "second"])
 def test_second_moments_keep_the_mean_of_their_rows(name, states):
     found = round_trip(name, states[-1])
     for key in kinds(states[-1], "exp_avg_sq"):
@@ -275,7 +286,7 @@ def test_what_is_dropped_comes_back_as_zeros_and_is_said_once(name, states, capl
     assert len([record for record in caplog.records if repr(name) in record.getMessage()]) == 1
 
 
-@pytest.mark.parametrize("name", ["compact", "minimal"])
+@pytest.mark.parametrize("name", ["compact", "minimal", "sparse"])
 def test_what_keeps_both_moments_says_nothing(name, states, caplog):
     with caplog.at_level(logging.WARNING):
         write(moments_method(name), states[0])
@@ -317,9 +328,10 @@ def test_momentum_of_sgd(states):
     from tests.methods.moment_states import chain
 
     state = chain(OPTIMIZERS["sgd"], length=1)[0]
-    ternary = round_trip("minimal", state)
     large = [name for name in state if state[name].dim() == 2]
-    assert all(ternary[name].unique().numel() > 2 for name in large)
+    for name in ("minimal", "sparse"):
+        ternary = round_trip(name, state)
+        assert all(ternary[key].unique().numel() > 2 for key in large)
     for name in ("second", "none"):
         assert not any(tensor.any() for tensor in round_trip(name, state).values())
 

@@ -287,7 +287,7 @@ def test_a_frozen_backbone_is_not_written_again_to_spare_the_adapter_some_bytes(
 @pytest.mark.parametrize(
     "method", ["lattice", "dynaquant", "cnr", "qd", "gobo", "topn", "scar", "lc", "excp"]
 )
-@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal"])
+@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal", "sparse"])
 def test_the_default_device_of_torch_does_not_matter(tmp_path: Path, method: str, moments: str) -> None:
     run = Run()
     run.train()

@@ -14,7 +14,7 @@ from dynaquant_core.files import load_file, save_file
 from dynaquant_core.store import CheckpointStore
 from tests.methods.moment_states import adamw, model, train
 
-POLICIES = ("compact", "minimal", "second", "none")
+POLICIES = ("compact", "minimal", "sparse", "second", "none")
 
 
 def state_of(network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

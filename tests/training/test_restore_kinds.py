@@ -184,7 +184,7 @@ def test_a_class_made_from_torchs_is_checked_by_what_it_keeps():
         assert run.optimizer.state
 
 
-@pytest.mark.parametrize("moments", ["8bit", "exact", "compact", "minimal", "second", "none"])
+@pytest.mark.parametrize("moments", ["8bit", "exact", "compact", "minimal", "sparse", "second", "none"])
 def test_what_is_needed_is_there_under_every_policy_for_moments(tmp_path, moments):
     model, optimizer = build()
     with dq.Checkpointer(tmp_path, model, optimizer, every=1, moments=moments) as checkpoints:

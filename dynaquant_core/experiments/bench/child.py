@@ -1,7 +1,7 @@
 """Figures that need a process of their own: peak memory of a save, and the first save against the second.
 
-Run as ``python -m dynaquant_core.experiments.bench.child PARAMETERS weights|adam METHOD``; prints one JSON
-object.
+Run as ``python -m dynaquant_core.experiments.bench.child PARAMETERS weights|adam|search METHOD``; prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dynaquant_core.experiments.bench.saving import CONFIGS, layers, moved
 from dynaquant_core.state import flatten
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.training import Checkpointer
 
 __all__ = ["main"]
 
@@ -31,16 +35,25 @@ def status_bytes(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no field {field}.")
 
 
-def peak_bytes_of_save(store: CheckpointStore, step: int, state: object, config: object) -> int:
+def peak_bytes_of(save: Callable[[], object]) -> int:
     """Peak resident memory of one save above what was resident before it."""
     ctypes.CDLL(None).malloc_trim(0)  # pages that the allocator keeps would hide what the save takes
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     before = status_bytes("VmRSS")
-    store.save(step, state, config=config)
+    save()
     return status_bytes("VmHWM") - before
 
 
-def adam_state(weights: dict[str, Tensor]) -> dict[str, object]:
+def resident_after(save: Callable[[], object]) -> int:
+    """What a save leaves resident."""
+    ctypes.CDLL(None).malloc_trim(0)
+    before = status_bytes("VmRSS")
+    save()
+    ctypes.CDLL(None).malloc_trim(0)
+    return max(0, status_bytes("VmRSS") - before)
+
+
+def adam_state(weights: dict[str, Tensor]) -> dict[str, Any]:
     """Weights with Adam's two moments, as an optimizer's state dict holds them."""
     moments = {
         index: {"exp_avg": 0.1 * tensor, "exp_avg_sq": tensor.square(), "step": torch.tensor(10.0)}
@@ -64,20 +77,15 @@ def seconds_of_saves(root: Path, method: str) -> list[float]:
 
 
 def main(parameters: int, what: str, method: str) -> dict[str, object]:
-    """The figures of one process: of weights alone, or of weights with Adam's moments."""
+    """The figures of one process: of weights alone, with Adam's moments, or with a search."""
     with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
         root = Path(folder)
         saves = seconds_of_saves(root / "first", method)
-        store = CheckpointStore(root / "store", method=method)
         state = layers(parameters)
         count = sum(tensor.numel() for tensor in state.values())
-        tree: object = state if what == "weights" else adam_state(state)
-        ctypes.CDLL(None).malloc_trim(0)
-        before = status_bytes("VmRSS")
-        store.save(0, tree, config=CONFIGS[method])
-        ctypes.CDLL(None).malloc_trim(0)
-        base = max(0, status_bytes("VmRSS") - before)
-        peak = peak_bytes_of_save(store, 1, advanced(tree), CONFIGS[method])
+        measure = searched if what == "search" else saved
+        tree = adam_state(state) if what == "adam" else state
+        base, peak = measure(root / "store", method, tree)
     return {
         "save_seconds": saves,
         "parameters": count,
@@ -86,11 +94,39 @@ def main(parameters: int, what: str, method: str) -> dict[str, object]:
     }
 
 
-def advanced(tree: object) -> object:
+def saved(path: Path, method: str, tree: dict[str, Any]) -> tuple[int, int]:
+    """(bytes that a first save leaves, peak of a second) with a fixed configuration."""
+    store, config = CheckpointStore(path, method=method), CONFIGS[method]
+    base = resident_after(lambda: store.save(0, tree, config=config))
+    advanced(tree)
+    return base, peak_bytes_of(lambda: store.save(1, tree, config=config))
+
+
+def searched(path: Path, method: str, tree: dict[str, Any]) -> tuple[int, int]:
+    """The same where a search decodes candidates into the model and measures them."""
+    model = nn.ParameterList(tree.values())
+    evaluate = partial(energy, model)
+    with Checkpointer(path, model, every=1, evaluate=evaluate, threshold=0.01, method=method) as checkpoints:
+
+        def save() -> None:
+            checkpoints.step()
+            checkpoints.wait()
+
+        base = resident_after(save)
+        advanced(tree)
+        return base, peak_bytes_of(save)
+
+
+def energy(model: nn.ParameterList) -> float:
+    """A metric of all weights that takes no memory of its own."""
+    flat = [parameter.detach().view(-1) for parameter in model]
+    return sum(float(torch.dot(values, values)) for values in flat)
+
+
+def advanced(tree: object) -> None:
     """Every floating tensor moved in place: a training step needs no second copy of the state."""
     for leaf in flatten(tree).leaves:
         leaf.tensor.mul_(1.001)
-    return tree
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def run_bench(
     return {
         "environment": environment(),
         "rows": [row.as_dict() for row in rows],
-        "process": {what: child_figures(max(sizes), what, method) for what in ("weights", "adam")},
+        "process": {what: child_figures(max(sizes), what, method) for what in ("weights", "adam", "search")},
     }
 
 

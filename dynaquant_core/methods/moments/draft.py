@@ -12,7 +12,7 @@ from dynaquant_core.methods.base import Reference, Stream
 from dynaquant_core.methods.digests import digests_of
 from dynaquant_core.methods.fixed import NoConfig
 from dynaquant_core.methods.moments.changed import ChangedDraft
-from dynaquant_core.methods.moments.forms import Coded, decoded, encoded
+from dynaquant_core.methods.moments.forms import Coded, decoded
 from dynaquant_core.methods.moments.held import CONTEXTUAL, MomentsReference, packed
 from dynaquant_core.methods.moments.streams import moment_streams
 from dynaquant_core.quantize.flat import flatten
@@ -34,7 +34,7 @@ class MomentsDraft(ChangedDraft[Coded]):
         config: the one point there is.
         state: live tensors by name.
         ref: the base, or None for a key checkpoint.
-        choose: (name, tensor) -> letter of its form.
+        write: (name, tensor) -> the tensor in its form.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class MomentsDraft(ChangedDraft[Coded]):
         config: NoConfig,
         state: Mapping[str, Tensor],
         ref: MomentsReference | None,
-        choose: Callable[[str, Tensor], str],
+        write: Callable[[str, Tensor], Coded],
     ) -> None:
         super().__init__(config, state, None if ref is None else {**ref.digests, **_restored(state, ref)})
-        self._base, self._choose = ref, choose
+        self._base, self._write = ref, write
 
     def encode(self) -> tuple[Iterable[Stream], Reference]:
         """Streams, one in memory at a time unless `size` was asked for, and what the writer then knows."""
@@ -57,7 +57,7 @@ class MomentsDraft(ChangedDraft[Coded]):
     def _encode(self, tensor: Tensor, name: str) -> Coded:
         if self._base is not None and name not in self._changed and name in self._base.coded:
             return self._base.coded[name]
-        return encoded(tensor, self._choose(name, tensor))
+        return self._write(name, tensor)
 
     def _decode(self, coded: Coded, spec: TensorSpec) -> Tensor:
         return decoded(coded, spec)

@@ -13,6 +13,7 @@ from dynaquant_core.methods.moments.eight_bit import LogBlocks
 from dynaquant_core.methods.moments.minimal import Minimal
 from dynaquant_core.methods.moments.none import Dropped
 from dynaquant_core.methods.moments.second import SecondOnly
+from dynaquant_core.methods.moments.sparse import Sparse
 from dynaquant_core.state import Leaf, centred_names
 
 __all__ = ["MOMENTS", "least_bytes", "moments_method", "stay_exact"]
@@ -24,12 +25,20 @@ MOMENTS: Final[Mapping[str, Callable[[], Method]]] = {
     "8bit": LogBlocks,
     "compact": Compact,
     "minimal": Minimal,
+    "sparse": Sparse,
     "second": SecondOnly,
     "none": Dropped,
 }
 
 #: Bytes a value that a policy writes at least, about, where values change.
-LEAST_BYTES: Final = {"8bit": 0.7, "compact": 0.2, "minimal": 0.02, "second": 0.0, "none": 0.0}
+LEAST_BYTES: Final = {
+    "8bit": 0.7,
+    "compact": 0.2,
+    "minimal": 0.02,
+    "sparse": 0.005,
+    "second": 0.0,
+    "none": 0.0,
+}
 
 
 def moments_method(name: str) -> Method:
@@ -51,7 +60,7 @@ def stay_exact(policy: Method, leaves: Iterable[Leaf]) -> frozenset[str]:
     """Names of the moments that a policy leaves to the exact part for what lies beside them.
 
     ``"8bit"`` promises each value within 5%, which says nothing of the difference that centred RMSprop takes
-    the root of.  The four smaller ones give zeros in place of what is taken.
+    the root of.  The five smaller ones give zeros in place of what is taken.
 
     Args:
         policy: what `moments_method` returned.

@@ -14,6 +14,7 @@ from dynaquant_core.methods.base import Hints, Reference, Stream, StreamSource
 from dynaquant_core.methods.fixed import NoConfig, OnePoint
 from dynaquant_core.methods.moments.draft import MomentsDraft
 from dynaquant_core.methods.moments.eight_bit import is_signed
+from dynaquant_core.methods.moments.forms import Coded, encoded
 from dynaquant_core.methods.moments.held import MomentsReference
 from dynaquant_core.methods.moments.reader import MomentsDecoder
 from dynaquant_core.methods.moments.streams import moment_streams
@@ -83,6 +84,10 @@ class MomentsPolicy(OnePoint, ABC):
             return self.second(tensor)
         return self.factor(tensor) if kind == "factor" else "e"
 
+    def encoded(self, name: str, tensor: Tensor) -> Coded:
+        """A moment in its form."""
+        return encoded(tensor, self.letter(name, tensor))
+
     def accepts(self, tensor: Tensor) -> bool:
         """Finite floating tensors of one dimension and more, within float32's range, however small."""
         return tensor.dim() > 0 and tensor.numel() > 0 and fits_float32(tensor)
@@ -99,7 +104,7 @@ class MomentsPolicy(OnePoint, ABC):
             self._told = True
             logger.warning("moments=%r: %s", self.name, self.loss)
         base = ref if isinstance(ref, MomentsReference) else None
-        return MomentsDraft(config, state, base, self.letter)
+        return MomentsDraft(config, state, base, self.encoded)
 
     def decode(
         self, streams: StreamSource, ref: Reference | None, names: Iterable[str] | None = None
