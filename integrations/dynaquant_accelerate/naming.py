@@ -82,9 +82,7 @@ class Naming:
         main = self._accelerator.is_main_process
 
         def claim(_models: Any, _weights: Any, folder: str) -> None:
-            if (
-                main and self.automatic
-            ):  # a folder that the user names may hold other weights, and is no obstacle
+            if main and self.automatic:  # a folder that the user names is no obstacle
                 put_sign(Path(folder), {})
 
         handle = self._accelerator.register_save_state_pre_hook(claim)
