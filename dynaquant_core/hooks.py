@@ -10,13 +10,21 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
-from torch.utils.hooks import RemovableHandle
+__all__ = ["OwnedHooks", "leave", "take_off_what_was_left"]
 
-__all__ = ["OwnedHooks"]
+
+class Removable(Protocol):
+    """What torch returns where a hook is registered."""
+
+    def remove(self) -> None:
+        """Takes the hook off."""
+        ...
+
 
 #: Of owners that are gone; filled by the garbage collector.
-_left: list[RemovableHandle] = []
+_left: list[Removable] = []
 
 
 class OwnedHooks:
@@ -38,9 +46,9 @@ class OwnedHooks:
         0
     """
 
-    def __init__(self, owner: object, handles: Sequence[RemovableHandle]) -> None:
-        _take_off_what_was_left()
-        self._gone = weakref.finalize(owner, _left.extend, handles)
+    def __init__(self, owner: object, handles: Sequence[Removable]) -> None:
+        take_off_what_was_left()
+        self._gone = weakref.finalize(owner, leave, *handles)
         self._gone.atexit = False
         self._handles = handles
 
@@ -51,7 +59,13 @@ class OwnedHooks:
             handle.remove()
 
 
-def _take_off_what_was_left() -> None:
+def leave(*handles: Removable) -> None:
+    """Has hooks taken off by whoever registers next; at any time, by the garbage collector too."""
+    _left.extend(handles)
+
+
+def take_off_what_was_left() -> None:
+    """Not for the middle of a step, nor of a forward pass."""
     with contextlib.suppress(IndexError):
         while True:
             _left.pop().remove()

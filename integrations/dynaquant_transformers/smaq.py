@@ -63,7 +63,8 @@ class SmaQCallback(TrainerCallback):
         given = inner if isinstance(inner, Optimizer) else None
         self.handle = smaq.apply(told["model"], given, **self.settings)
         _coding[told["model"]] = weakref.ref(self)
-        self._ending = weakref.finalize(self, self.handle.remove)
+        self._gone = weakref.finalize(self, self.handle.leave)
+        self._gone.atexit = False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its way
         """Every step has draws of its own, the same on every rank."""
@@ -77,5 +78,6 @@ class SmaQCallback(TrainerCallback):
     def _end(self) -> None:
         if self.handle is not None:
             self._report = self.handle.report()
-            self._ending()
+            self._gone.detach()
+            self.handle.remove()
             self.handle = None

@@ -60,10 +60,17 @@ class Coder:
         self.reuse, self.smallest = reuse, smallest
         self.tallies: dict[str, Tally] = {}
         self._known: dict[str, tuple[Statistics, int]] = {}
+        self._rests = False
         self._lock = threading.Lock()  # backward passes of several devices run on threads of their own
+
+    def rest(self) -> None:
+        """Takes no tensor from now on."""
+        self._rests = True
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether a tensor is one to code."""
+        if self._rests:
+            return False
         dense = tensor.dtype in FLOATS and tensor.layout == torch.strided and not tensor.is_nested
         return dense and tensor.numel() >= self.smallest
 

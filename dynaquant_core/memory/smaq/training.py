@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice
+from dynaquant_core.hooks import leave, take_off_what_was_left
 from dynaquant_core.memory.smaq.around_step import attach_step
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.format import Format, require_generator
@@ -105,6 +106,14 @@ class Handle:
         """
         self._coder.reseed(seed)
 
+    def leave(self) -> None:
+        """Codes nothing from now on, and has the hooks taken off before the next `apply`.
+
+        For the garbage collector, which may come while torch goes through the hooks.
+        """
+        self._coder.rest()
+        leave(self)
+
     def remove(self) -> None:
         """Takes all hooks off; what was packed can still be unpacked.  Again: does nothing."""
         for hook in self._hooks:
@@ -187,6 +196,7 @@ def apply(
         bool(optimizers) or not around,
         "SmaQ: gradients, weights and optimizer_state take the optimizer; give it, or turn them off.",
     )
+    take_off_what_was_left()
     stream = torch.Generator().manual_seed(0) if generator is None else generator
     require_generator(stream)
     coder = Coder(make_format(format), stream, reuse, smallest)

@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from dynaquant_core.errors import ConfigError
@@ -53,6 +54,36 @@ def test_a_training_that_was_interrupted_does_not_bar_the_next_trainer(tmp_path,
     trainer(tmp_path, coding, model=model, max_steps=2, save_strategy="no").train()
     assert coding.report()["weight"]["tensors"] > 0
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_callback_that_goes_in_the_middle_of_a_step_does_not_end_it_and_codes_nothing_more(tmp_path):
+    model = gpt()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = trainer(
+        tmp_path,
+        SmaQCallback(),
+        Interrupting(),
+        model=model,
+        max_steps=4,
+        save_strategy="no",
+        optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer)),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.callback_handler.circle = first.callback_handler  # only the collector finds it
+    del first
+    collecting = optimizer.register_step_post_hook(lambda *_: gc.collect())
+    ran = []
+    optimizer.register_step_post_hook(lambda *_: ran.append(1))
+    optimizer.step()
+    assert ran == [1]
+    collecting.remove()
+    before = [parameter.clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.123)
+    optimizer.step()
+    pairs = zip(model.parameters(), before, strict=True)
+    assert all(torch.allclose(p, old - 0.1 * p.grad, rtol=1e-6, atol=1e-8) for p, old in pairs)
 
 
 def test_what_the_trainer_gives_is_not_asked_for():
