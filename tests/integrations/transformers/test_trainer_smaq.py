@@ -82,8 +82,9 @@ def test_a_callback_that_goes_in_the_middle_of_a_step_does_not_end_it_and_codes_
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.123)
     optimizer.step()
+    rate = optimizer.param_groups[0]["lr"]
     pairs = zip(model.parameters(), before, strict=True)
-    assert all(torch.allclose(p, old - 0.1 * p.grad, rtol=1e-6, atol=1e-8) for p, old in pairs)
+    assert all(torch.allclose(p, old - rate * p.grad, rtol=1e-6, atol=1e-8) for p, old in pairs)
 
 
 def test_what_the_trainer_gives_is_not_asked_for():
