@@ -51,6 +51,8 @@ class Evaluation:
         }
         said = ", ".join(f"{name} of {label}" for label, name in self._names.items())
         logger.info("checkpoints are searched for by %s (mode %r)", said, mode)
+        if len(set(self._names.values())) > 1:
+            logger.warning("the mean of %s need not be on one scale; name one of them with metric=", said)
 
     def __call__(self) -> float:
         """The metric of the model as it is."""

@@ -5,6 +5,7 @@ from itertools import islice
 import pytest
 import torch
 from composer import Callback, Evaluator
+from composer.metrics import CrossEntropy
 from composer.models import ComposerClassifier
 from composer.utils import dist, reproducibility
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
@@ -225,6 +226,20 @@ def test_callbacks_that_come_first_find_the_last_checkpoint_at_the_end(tmp_path,
     fit(looking, ours(tmp_path, interval), width=256, duration="6ba")
     assert looking.found[0] == "ep0-ba6-rank0.pt"
     assert "ep0-ba6-rank0.pt" in looking.found[1:]
+
+
+class TwiceMeasured(ComposerClassifier):
+    def get_metrics(self, is_train):
+        return super().get_metrics(is_train) | {"Surprise": CrossEntropy()}
+
+
+@pytest.mark.parametrize("names", [("CrossEntropy", "CrossEntropy"), ("CrossEntropy", "Surprise")])
+def test_evaluators_that_are_measured_differently_are_said(tmp_path, names, caplog):
+    loader = DataLoader(digits()[1], 100)
+    evaluators = [Evaluator(label=f"the {n}", dataloader=loader, metric_names=[n]) for n in names]
+    run = run_of(TwiceMeasured(Net(48)), ours(tmp_path), eval_dataloader=evaluators, duration="3ba")
+    run.fit()
+    assert ("need not be on one scale" in caplog.text) == (names[0] != names[1])
 
 
 class Unmeasured(ComposerClassifier):
