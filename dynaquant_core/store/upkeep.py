@@ -80,6 +80,7 @@ class Upkeep:
             gone = {entry.digest: entry for entry in scan.entries if entry.step == step}
             others = [entry for entry in scan.current().values() if entry.step != step]
             stay = [entry for entry in needed(others, scan.entries).values() if entry.digest not in gone]
+            _require_bases(scan, stay, step)
             replaced = self._rebase(scan, stay, self._max_chain + len(scan.entries), [])
             self._require_moved(stay, replaced, gone)
             self._set_pins(read_pins(self._folder) - {step})
@@ -213,6 +214,17 @@ class _Settled:
             if digest == entry.digest or digest not in self._staying:
                 self._files[digest] = file, length
         self._lengths[file.digest] = length
+
+
+def _require_bases(scan: Scan, stay: Iterable[Entry], step: int) -> None:
+    """What builds on a file of the step that cannot be read just now could not be written anew."""
+    unread = sorted(name for name in scan.unread if _hints_at(name, step))
+    for entry in stay if unread else ():
+        if entry.base_digest is not None and scan.by_digest(entry.base_digest) is None:
+            raise StorageError(
+                f"Step {step} stays: {unread[0]} cannot be read now, and {entry.path.name} may build on it; "
+                f"try again when it can be, or delete step {entry.step} first."
+            )
 
 
 def _hints_at(name: str, step: int) -> bool:

@@ -71,6 +71,25 @@ def act(store: CheckpointStore, what: str) -> None:
         store.delete(20)
 
 
+def test_what_cannot_be_read_is_not_deleted_below_what_builds_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, (10, 20, 30))
+    real, unreadable = os.open, checkpoint_files(tmp_path)[1].name
+
+    def stale(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if Path(path).name == unreadable:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", stale)
+        with pytest.raises(dq.StorageError, match=r"Step 20 stays: .* or delete step 30 first"):
+            exact_store(tmp_path).delete(20)
+    assert CheckpointStore(tmp_path).verify(deep=True) == []
+    assert CheckpointStore(tmp_path).steps() == [10, 20, 30]
+
+
 @pytest.mark.parametrize("what", ["save", "compact", "delete"])
 def test_one_failed_look_loses_nothing(tmp_path: Path, what: str) -> None:
     fired, at = ["first"], 0
