@@ -23,6 +23,9 @@ __all__ = ["value_stages"]
 #: A step of the lattice, for weights that spread by about 0.03.
 STEP = 2.0**-7
 
+#: Offsets that are made at a time where only they are timed.
+TILE = 1 << 15
+
 #: Levels of a cyclic delta.
 LEVELS = 16
 
@@ -67,6 +70,8 @@ def lattice_calls(values: Tensor) -> dict[str, tuple[Call, str, Call]]:
     codes, out = np.zeros(count, np.uint8), torch.zeros(count)
     escapes = quantise(values, STEP, key, codes)
     assert escapes is not None  # weights of this spread have symbols at this step
+    tile = torch.zeros(TILE)
+    tiles_of_torch = partial(in_tiles, count, lambda size, _: torch.rand(size, out=tile[:size]))
     draws, symbols = torch.zeros(count), torch.zeros(count, dtype=torch.uint8)
 
     def drawn() -> None:
@@ -80,8 +85,14 @@ def lattice_calls(values: Tensor) -> dict[str, tuple[Call, str, Call]]:
     return {
         "lattice quantise": (partial(quantise, values, STEP, key, codes), "torch rand + round", drawn),
         "lattice decode": (partial(dequantise, codes, escapes, STEP, key, out), "torch rand + mul", decoded),
-        "lattice offsets": (partial(offsets, key, count), "torch.rand", partial(torch.rand, count)),
+        "lattice offsets": (partial(in_tiles, count, partial(offsets, key)), "torch.rand", tiles_of_torch),
     }
+
+
+def in_tiles(count: int, make: Callable[[int, int], object]) -> None:
+    """Makes ``count`` values (how many, from which on) in parts that stay in a cache, as quantising does."""
+    for start in range(0, count, TILE):
+        make(min(TILE, count - start), start)
 
 
 def moment_calls(values: Tensor) -> dict[str, tuple[Call, str, Call]]:
