@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from dynaquant_core.config import require
@@ -146,14 +146,17 @@ class Upkeep:
         Returns:
             Digests of what was replaced.
         """
-        settled = _Settled(scan.entries, stay)
+        # By commit sequence, which a checkpoint's revisions share: they decode to the same bits, and what a
+        # run that was killed has written anew stands for the file that others still build on.
+        settled: dict[int, tuple[Entry, int]] = {}  # -> the file that stands for it, its chain's length
         replaced: list[str] = []
         for entry in sorted(stay, key=lambda entry: entry.order):
-            base, depth = settled.get(entry.base_digest)
+            link = entry.meta.base
+            base, depth = settled.get(link.sequence, (None, -1)) if link else (None, -1)
             if base is not None and depth >= max_chain:
                 base = None
-            settled.put(entry, entry, depth + 1 if base else 0)
-            if entry.base_digest is None or (base and base.digest == entry.base_digest):
+            settled[entry.meta.sequence] = entry, depth + 1 if base else 0
+            if link is None or (base and base.digest == link.digest):
                 continue
             try:
                 merged = self._merged(scan, entry, settled, max_chain)
@@ -163,57 +166,24 @@ class Upkeep:
                 left.append(entry.step)
                 continue
             scan = scan.adding(new)
-            settled.put(entry, new, settled.length(new.base_digest) + 1 if new.base_digest else 0)
+            below = new.meta.base
+            settled[entry.meta.sequence] = new, settled[below.sequence][1] + 1 if below else 0
             replaced.append(entry.digest)
         return replaced
 
-    def _merged(self, scan: Scan, entry: Entry, settled: _Settled, max_chain: int) -> Entry | None:
+    def _merged(
+        self, scan: Scan, entry: Entry, settled: Mapping[int, tuple[Entry, int]], max_chain: int
+    ) -> Entry | None:
         """The entry on the nearest checkpoint below that stays; None: its base stays, or a key is due."""
-        if settled.get(entry.base_digest)[0] is not None:
-            return None
         below = scan.by_digest(entry.base_digest or "")
-        while below is not None and settled.get(below.digest)[0] is None:
+        if below is None or below.meta.sequence in settled:
+            return None
+        while below is not None and below.meta.sequence not in settled:
             below = scan.by_digest(below.base_digest or "")
         if below is None:
             return None
-        base, depth = settled.get(below.digest)
-        assert base is not None  # what the loop ended with
+        base, depth = settled[below.meta.sequence]
         return merge(scan, entry, base, self._own) if depth < max_chain else None
-
-
-class _Settled:
-    """Which file stands for a checkpoint that stays, and how long its chain is.
-
-    A checkpoint goes by the digests of its older revisions too, which decode to the same bits: a run that was
-    killed while it wrote them anew leaves some on which others still build.
-
-    Args:
-        entries: every file of the store.
-        stay: those that stay; each stands for itself until it is written anew.
-    """
-
-    def __init__(self, entries: Iterable[Entry], stay: Iterable[Entry]) -> None:
-        self._staying = {entry.digest for entry in stay}
-        self._revisions: dict[int, list[str]] = {}
-        for entry in entries:
-            self._revisions.setdefault(entry.meta.sequence, []).append(entry.digest)
-        self._files: dict[str, tuple[Entry, int]] = {}
-        self._lengths: dict[str, int] = {}
-
-    def get(self, digest: str | None) -> tuple[Entry | None, int]:
-        """The file that stands for the one of that digest, and its chain's length; (None, -1): none yet."""
-        return self._files.get(digest or "", (None, -1))
-
-    def length(self, digest: str) -> int:
-        """Length of the chain of a file that stands for a checkpoint."""
-        return self._lengths[digest]
-
-    def put(self, entry: Entry, file: Entry, length: int) -> None:
-        """``file`` stands for ``entry`` from now on."""
-        for digest in self._revisions.get(entry.meta.sequence, []):
-            if digest == entry.digest or digest not in self._staying:
-                self._files[digest] = file, length
-        self._lengths[file.digest] = length
 
 
 def _require_bases(scan: Scan, stay: Iterable[Entry], step: int) -> None:
