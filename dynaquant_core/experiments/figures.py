@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dynaquant_core.experiments.overhead import overhead_of
 from dynaquant_core.experiments.price import Figure, Run, held_label, method_label
 from dynaquant_core.experiments.restores import unplanned
 from dynaquant_core.experiments.results import STAGES
@@ -17,6 +18,7 @@ __all__ = [
     "by_model",
     "by_setting",
     "figures",
+    "is_training",
     "model_label",
     "saving",
     "setting_label",
@@ -35,7 +37,7 @@ NUMBERS = (
     "ratio_weights", "ratio_state", "ratio_all", "stored_bytes", "checkpoints", "met", "keys", "evaluations",
     "degradation_mean", "degradation_max", "heldout_degradation_mean", "final_value", "final_baseline",
     "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
-    "training_seconds", *(f"{stage}_seconds" for stage in STAGES),
+    "training_seconds", *(f"{stage}_seconds" for stage in STAGES), "overhead", "restore_rework",
     "rework_mean", "rework_low", "rework_high", "rework_repeats", "checkpoint_bytes", "bins",
     "smaller", "seconds_a_step",
 )  # fmt: skip
@@ -62,13 +64,15 @@ def figures(run: Run) -> dict[str, float | None]:
 
     Ratios are raw over stored bytes of all checkpoints: of the weights, of weights and moments, and of
     everything with the files' own overhead.  Degradations are on the search set, which the threshold is
-    about, unless the name says otherwise.  Seconds are sums over the run.
+    about, unless the name says otherwise.  Seconds are sums over the run, overhead (collector, time held and
+    search) is a share of the training time, the rework of restores a mean in intervals.
     """
     entries = run["checkpoints"]
     search, heldout = (
         _known(entry["degradation"][part] for entry in entries) for part in ("search", "heldout")
     )
     lost = {name: _mean(_lost(entries, name)) for name in ("stale", "noise", "er")}
+    reworks = _known(restore.get("rework_intervals") for restore in run["restores"])
     final = run["final"]
     numbers: dict[str, float | None] = {
         "ratio_weights": _ratio(entries, ("weight",)),
@@ -92,6 +96,9 @@ def figures(run: Run) -> dict[str, float | None]:
     }
     for stage in STAGES:
         numbers[f"{stage}_seconds"] = sum(entry["seconds"].get(stage, 0.0) for entry in entries)
+    trained = bool(entries) and is_training(run)  # a replay's searches held up no training
+    numbers["overhead"] = sum(overhead_of(run).here.values()) if trained else None
+    numbers["restore_rework"] = _mean(reworks)
     rework = run.get("rework") or {}
     numbers |= {f"rework_{name}": rework.get(name) for name in ("mean", "low", "high", "repeats")}
     numbers["checkpoint_bytes"] = rework.get("bytes_mean")
@@ -121,6 +128,11 @@ def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figu
         together = {name: Figure.of(each[name] for each in numbers) for name in NUMBERS}
         found.append((alike[0], sorted(run["seed"] for run in alike), together))
     return found
+
+
+def is_training(run: Run) -> bool:
+    """Whether checkpoints were saved while a training went on, so that it could be held up and restored."""
+    return bool((run.get("of") or run["kind"]) == "train")
 
 
 def saving(runs: Sequence[Run]) -> list[Run]:

@@ -16,6 +16,7 @@ from dynaquant_core.errors import DependencyError
 from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.report import seed_rows, summary, write_report
+from dynaquant_core.experiments.report.comparison import comparison_rows
 from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.report.palette import plain_numbers
@@ -202,6 +203,22 @@ def test_the_summary_says_what_was_saved_and_what_broke(results: Results) -> Non
     assert (row["ratio"], row["weights ratio"], row["kills"]) == ("5.8x", "13.3x", "1")
     assert row["threshold met"] == "1 of 2"
     assert row["degradation"] == "+5.00%"
+
+
+def test_the_comparison_shows_what_restores_took_and_what_saving_took(
+    results: Results, tiny: dict[str, Any]
+) -> None:
+    slow, quick = (entry(tiny, diary(*probes)) for probes in ([(10, 3.2), (11, 3.1), (12, 2.9)], [(10, 2.9)]))
+    assert slow["training_seconds"] == 6.0
+    (row,) = comparison_rows([slow | {"seed": 0}, quick | {"seed": 1}])
+    assert (row["rework"], row["overhead"]) == ("0.10 ± 0.14", "13.3% ± 0.0%")  # 2 and 0 of 10; 0.8 of 6 s
+    replayed = [run | {"kind": "replay", "restores": [], "failures": []} for run in (slow, quick)]
+    (row,) = comparison_rows(replayed)
+    assert not {"rework", "overhead", "kills"} & set(row)
+    (told,) = csv.DictReader(table_text([slow]).splitlines())
+    assert (float(told["restore_rework"]), round(float(told["overhead"]), 4)) == (0.2, 0.1333)
+    (told,) = csv.DictReader(table_text(replayed[:1]).splitlines())
+    assert (told["restore_rework"], told["overhead"]) == ("", "")
 
 
 def test_an_interrupted_run_is_counted_and_averaged_apart(results: Results, tiny: dict[str, Any]) -> None:

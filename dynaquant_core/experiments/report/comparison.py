@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynaquant_core.experiments.figures import by_model, by_setting, saving, setting_label
+from dynaquant_core.experiments.figures import by_model, by_setting, is_training, saving, setting_label
 from dynaquant_core.experiments.price import Figure, Run, kills_label
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.systems import system_rows, system_runs
@@ -26,6 +26,9 @@ COLUMNS = {
     "unchanged": ("unchanged", "{:.1%}"),
     "search seconds": ("search_seconds", "{:.1f}"),
 }
+
+#: The same, of what a training under failures can tell: intervals after a restore, share of training time.
+TRAINED = {"rework": ("restore_rework", "{:.2f}"), "overhead": ("overhead", "{:.1%}")}
 
 
 def seed_rows(runs: Sequence[Run]) -> list[Row]:
@@ -57,8 +60,9 @@ def comparison_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _row(run: Run, seeds: Sequence[int], numbers: Mapping[str, Figure | None]) -> Row:
-    told = {title: figure_text(numbers[name], form) for title, (name, form) in COLUMNS.items()}
-    trains = (run.get("of") or run["kind"]) == "train"
+    trains = is_training(run)
+    columns = COLUMNS | TRAINED if trains else COLUMNS
+    told = {title: figure_text(numbers[name], form) for title, (name, form) in columns.items()}
     kills = {"kills": kills_label(len(run["failures"]), unplanned(run))} if trains else {}
     named = {"method": setting_label(run), "threshold": percent(run["threshold"]), "seeds": str(len(seeds))}
     return {**named, **kills, **told}
