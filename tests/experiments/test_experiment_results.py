@@ -312,6 +312,18 @@ def test_the_tradeoff_shows_what_going_on_from_files_cost(
     assert figure.axes[0].lines[0].get_xydata()[0] == pytest.approx([13.33, up], abs=0.01)
 
 
+def test_the_tradeoff_has_a_row_for_the_whole_state_where_moments_are_kept_in_several_ways(
+    results: Results,
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
+    (run,) = results.data["runs"]
+    draw_tradeoff(figure, [run, run | {"moments": "compact"}])
+    weights, state = figure.axes
+    assert state.get_xlabel() == "raw / stored (state)"
+    assert weights.lines[0].get_xydata()[0][0] == pytest.approx(13.33, abs=0.01)
+    assert state.lines[0].get_xydata()[0][0] == pytest.approx(6000 / 950)
+
+
 @pytest.mark.parametrize("ends", [(8, 12), (30, 80), (5, 400)])
 def test_a_logarithmic_axis_has_numbers_to_read_it_by(ends: tuple[int, int]) -> None:
     figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
