@@ -89,7 +89,7 @@ class Experiment(AblationKeys):
         model, data, optimizer: see `config.parts`.
         steps: optimizer steps.
         checkpoint_every: steps between checkpoints; of a system, between measurements.
-        threshold: relative degradation of the search metric that a checkpoint may cost, a share below 1.
+        threshold: relative degradation of the search metric that a checkpoint may cost, a share in (0, 1).
         method: name or mapping of the compression method; None: the project's default.
         moments: ``8bit``, ``exact``, ``compact``, ``minimal``, ``second`` or ``none``.
         exact: name patterns of tensors kept bit for bit.

@@ -67,15 +67,15 @@ def plain(value: Any, depth: int = DEPTH) -> Any:
 
 
 def _share_of_quality(value: float) -> float:
-    if not value < 1.0:
-        raise ValueError(f"expected a share below 1, such as 0.05 for 5%, got {value:g}")
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"expected a share above 0 and below 1, such as 0.05 for 5%, got {value:g}")
     return value
 
 
 Plain = Annotated[Any, AfterValidator(plain)]
 Number = Annotated[float, BeforeValidator(as_number), Field(ge=0.0, allow_inf_nan=False)]
 Positive = Annotated[float, BeforeValidator(as_number), Field(gt=0.0, allow_inf_nan=False)]
-Threshold = Annotated[Number, AfterValidator(_share_of_quality)]
+Threshold = Annotated[float, BeforeValidator(as_number), AfterValidator(_share_of_quality)]
 Share = Annotated[float, BeforeValidator(as_number), Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, lt=LIMIT)]
 Whole = Annotated[int, Field(ge=0, lt=LIMIT)]
