@@ -4,20 +4,21 @@
     python benchmarks/comparison.py runs/comparison_replay runs/comparison_train
 
 Of each folder that `dynaquant run` filled it writes ``docs/comparison/NAME.json``, results.json without loss
-curves and with numbers of six digits, and ``NAME.html``, its page; and prints the table, mean and spread over
-seeds, in Markdown.
+curves and with numbers of six digits, and ``NAME.html``, its page with the plots of all runs together; and
+prints the table, mean and spread over seeds, in Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dynaquant_core.experiments.report.comparison import comparison_rows
+from dynaquant_core.experiments.report.page import page
+from dynaquant_core.experiments.results import Results
 
 #: Digits that a reader can use.
 DIGITS = 6
@@ -63,8 +64,15 @@ def publish(folder: Path, output: Path) -> str:
     path = output / f"{folder.name.removeprefix('comparison_')}.json"
     text = json.dumps(slim({**results, "runs": runs}), separators=(",", ":"))
     path.write_text(text + "\n", encoding="utf-8")
-    shutil.copyfile(folder / "report.html", path.with_suffix(".html"))
+    path.with_suffix(".html").write_text(_page(folder, results), encoding="utf-8")
     return f"{len(runs)} runs, {path} {path.stat().st_size // 1000} kB\n\n{markdown(comparison_rows(runs))}\n"
+
+
+def _page(folder: Path, results: Mapping[str, Any]) -> str:
+    """The page of a finished run, with the plots of all its runs; those of each would be megabytes."""
+    drawn = {path.stem: path.read_bytes() for path in sorted((folder / "plots").glob("*.png"))}
+    together = {name: image for name, image in drawn.items() if not name.startswith("run-")}
+    return page(Results(folder / "results.json", dict(results)), [{} for _ in results["runs"]], together)
 
 
 def main() -> None:
