@@ -18,7 +18,7 @@ __all__ = [
     "by_model",
     "by_setting",
     "figures",
-    "is_training",
+    "kind_of",
     "model_label",
     "saving",
     "setting_label",
@@ -96,8 +96,9 @@ def figures(run: Run) -> dict[str, float | None]:
     }
     for stage in STAGES:
         numbers[f"{stage}_seconds"] = sum(entry["seconds"].get(stage, 0.0) for entry in entries)
-    trained = bool(entries) and is_training(run)  # a replay's searches held up no training
-    numbers["overhead"] = sum(overhead_of(run).here.values()) if trained else None
+    numbers["overhead"] = (
+        overhead_of(run).share if kind_of(run) == "train" else None
+    )  # a replay holds up none
     numbers["restore_rework"] = _mean(reworks)
     rework = run.get("rework") or {}
     numbers |= {f"rework_{name}": rework.get(name) for name in ("mean", "low", "high", "repeats")}
@@ -130,9 +131,14 @@ def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figu
     return found
 
 
-def is_training(run: Run) -> bool:
-    """Whether checkpoints were saved while a training went on, so that it could be held up and restored."""
-    return bool((run.get("of") or run["kind"]) == "train")
+def kind_of(run: Run) -> str:
+    """What a run did: its kind, and in an ablation the kind of what is varied.
+
+    Example:
+        >>> kind_of({"kind": "ablate", "of": "replay"}), kind_of({"kind": "train"})
+        ('replay', 'train')
+    """
+    return str(run.get("of") or run["kind"])
 
 
 def saving(runs: Sequence[Run]) -> list[Run]:

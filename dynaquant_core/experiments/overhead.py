@@ -33,6 +33,11 @@ class Overhead:
     large: dict[str, float]
 
     @property
+    def share(self) -> float:
+        """Of this run's training time, all stages together."""
+        return sum(self.here.values())
+
+    @property
     def exceeding(self) -> list[str]:
         """Stages that alone exceed `ALLOWED` in the large training, the worst first."""
         over = [stage for stage, share in self.large.items() if share > ALLOWED]
@@ -46,17 +51,17 @@ def overhead_of(run: Mapping[str, Any]) -> Overhead:
         run: an element of ``runs`` of results.json.
 
     Example:
-        >>> run = {"parameters": 1_000_000, "training_seconds": 100.0,
-        ...     "checkpoints": [{"seconds": {"collector": 0.1, "held": 0.2, "search": 0.7}}]}
-        >>> round(overhead_of(run).here["search"], 4), round(overhead_of(run).large["held"], 4)
-        (0.007, 0.0372)
+        >>> run = {"parameters": 1_000_000, "overhead": {"held": 0.002, "search": 0.007, "encode": 0.5},
+        ...     "checkpoints": [{"seconds": {"held": 0.2, "search": 0.7, "encode": 50.0}}]}
+        >>> round(overhead_of(run).share, 4), round(overhead_of(run).large["held"], 4)
+        (0.009, 0.0372)
     """
-    entries, seconds = run["checkpoints"], run["training_seconds"]
+    entries = run["checkpoints"]
     spent = {
         stage: sum(entry["seconds"].get(stage, 0.0) for entry in entries) for stage in STAGES_OF_OVERHEAD
     }
     each = {stage: total / max(1, len(entries)) / run["parameters"] for stage, total in spent.items()}
     return Overhead(
-        here={stage: total / seconds if seconds else 0.0 for stage, total in spent.items()},
+        here={stage: run["overhead"].get(stage, 0.0) for stage in STAGES_OF_OVERHEAD},
         large={stage: value * LARGE / LARGE_INTERVAL for stage, value in each.items()},
     )

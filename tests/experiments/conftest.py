@@ -12,6 +12,10 @@ import pytest
 import torch
 import yaml
 
+from dynaquant_core.experiments.config import validate
+from dynaquant_core.experiments.results import Results
+from tests.experiments.diary_kit import diary, entry
+
 DATA = Path(os.environ.get("DYNAQUANT_DATA", "../shared/data")).absolute()
 
 
@@ -76,6 +80,16 @@ def tiny_file(workplace: Path, tiny: dict[str, Any]) -> Path:
     path = workplace / "tiny.yaml"
     path.write_text(yaml.safe_dump(tiny), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def results(tmp_path: Path, tiny: dict[str, Any]) -> Results:
+    """Of a run that was killed once; nothing is written yet."""
+    run = entry(tiny, diary((10, 2.9)))
+    config = validate(tiny | {"name": "a.b"}, "tiny").as_dict()
+    return Results(
+        tmp_path / "results.json", {"config": config, "environment": {"cpu": "<x>"}, "runs": [run]}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ def named(**changes: Any) -> dict[str, Any]:
         "options": {},
         "moments": None,
         "threshold": None,
+        "overhead": {},
         "checkpoints": [],
         "failures": [],
         "restores": [],

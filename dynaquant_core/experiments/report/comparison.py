@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynaquant_core.experiments.figures import by_model, by_setting, is_training, saving, setting_label
+from dynaquant_core.experiments.figures import by_model, by_setting, kind_of, saving, setting_label
 from dynaquant_core.experiments.price import Figure, Run, kills_label
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.systems import system_rows, system_runs
@@ -60,7 +60,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def _row(run: Run, seeds: Sequence[int], numbers: Mapping[str, Figure | None]) -> Row:
-    trains = is_training(run)
+    trains = kind_of(run) == "train"
     columns = COLUMNS | TRAINED if trains else COLUMNS
     told = {title: figure_text(numbers[name], form) for title, (name, form) in columns.items()}
     kills = {"kills": kills_label(len(run["failures"]), unplanned(run))} if trains else {}

@@ -40,7 +40,7 @@ def _row(model: str, method: str, threshold: float, interval: int, alike: Sequen
         "held": percent(here["held"]),
         "search": percent(here["search"]),
         "without search": percent(here["collector"] + here["held"]),
-        "all": percent(sum(here.values())),
+        "all": percent(together.share),
         "335M, 30 min: without search": percent(large["collector"] + large["held"]),
         "all ": percent(sum(large.values())),
         f"over {percent(ALLOWED, digits=1)}": ", ".join(together.exceeding) or "none",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dynaquant_core.experiments.figures import by_model, figures, model_label, setting_label
-from dynaquant_core.experiments.overhead import STAGES_OF_OVERHEAD
+from dynaquant_core.experiments.figures import by_model, figures, kind_of, model_label, setting_label
+from dynaquant_core.experiments.overhead import overhead_of
 from dynaquant_core.experiments.price import kills_label
 from dynaquant_core.experiments.restores import unplanned
 from dynaquant_core.experiments.results import STAGES, Results
@@ -36,7 +36,7 @@ def summary(results: Results) -> list[Row]:
     runs = results.data["runs"]
     several = len(by_model(runs)) > 1
     return [
-        ({"model": model_label(run)} if several else {}) | rows[run.get("of") or run["kind"]](index, run)
+        ({"model": model_label(run)} if several else {}) | rows[kind_of(run)](index, run)
         for index, run in enumerate(runs)
     ]
 
@@ -53,7 +53,7 @@ def _trained_row(index: int, run: Mapping[str, Any]) -> Row:
         f"final {final['metric']}": f"{final['value']:.4f}",
         "uninterrupted": f"{final['baseline']:.4f}",
         "degradation": percent(final["relative_degradation"], signed=True),
-        "overhead": percent(sum(run["overhead"].get(stage, 0.0) for stage in STAGES_OF_OVERHEAD)),
+        "overhead": percent(overhead_of(run).share),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynaquant_core.experiments.figures import by_model, figures, setting_label
+from dynaquant_core.experiments.figures import by_model, figures, kind_of, setting_label
 from dynaquant_core.experiments.price import Run
 from dynaquant_core.experiments.report.palette import GREY, Look, looks, plain_numbers
 from dynaquant_core.experiments.restores import restored
@@ -50,7 +50,7 @@ def draw_tradeoff(canvas: Canvas, runs: Sequence[Run]) -> None:
 def _mark(axes: Axes, run: Run, ratio: str, look: Look, label: str | None) -> None:
     numbers = figures(run)
     across = numbers[ratio]
-    went_on = restored(run) or (run.get("of") or run["kind"]) == "transfer"
+    went_on = restored(run) or kind_of(run) == "transfer"
     worse = numbers["final_degradation"] if went_on else numbers["degradation_mean"]
     if across is None or worse is None:
         return
