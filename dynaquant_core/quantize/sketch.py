@@ -8,6 +8,7 @@ for `BitBuckets(6)`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,9 @@ from dynaquant_core.errors import ConfigError
 from dynaquant_core.quantize.buckets import Buckets
 from dynaquant_core.quantize.seam import histogram
 
-__all__ = ["Sketch"]
+__all__ = ["Sketch", "SparseSketch"]
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,3 +90,41 @@ class Sketch:
         counts = self.counts[zero:].copy()
         counts[1:] += self.counts[zero - 1 :: -1]
         return Sketch(self.buckets.unsigned(), counts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseSketch:
+    """A sketch to keep: its filled buckets, two thousand of the 33 thousand of `BitBuckets(6)`, about.
+
+    Args:
+        buckets: the bucket scheme.
+        rows: int64[r], ascending, the buckets that hold values.
+        counts: int64[r], values in each.
+
+    Example:
+        >>> import torch
+        >>> from dynaquant_core.quantize.buckets import BitBuckets
+        >>> sparse = SparseSketch.of(Sketch.of(torch.tensor([1.0, 1.0, 2.0]), BitBuckets(6)))
+        >>> sparse.counts.tolist(), sparse.dense().total
+        ([2, 1], 3)
+    """
+
+    buckets: Buckets
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, sketch: Sketch) -> SparseSketch:
+        """The filled buckets of a sketch."""
+        rows = np.flatnonzero(sketch.counts)
+        return cls(sketch.buckets, rows, sketch.counts[rows])
+
+    def dense(self) -> Sketch:
+        """The whole sketch."""
+        return Sketch(self.buckets, self.spread(self.counts))
+
+    def spread(self, values: NDArray[_Number]) -> NDArray[_Number]:
+        """Values of the filled buckets, [r], as values of all of them, [size]; zero elsewhere."""
+        wide = np.zeros(self.buckets.size, dtype=values.dtype)
+        wide[self.rows] = values
+        return wide

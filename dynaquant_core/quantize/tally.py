@@ -17,7 +17,7 @@ class Tally:
 
     Args:
         rows: int64[r], indices of the buckets that hold survivors, ascending (so ascending by value).
-        counts: int64 or int32[r, base levels], survivors: weights neither pruned nor protected.
+        counts: signed integers[r, base levels], survivors: weights neither pruned nor protected.
         pruned: int64[base levels].
         protected: int64[base levels].
     """
@@ -36,7 +36,16 @@ class Tally:
     @property
     def total(self) -> int:
         """Number of weights."""
-        return int(self.counts.sum() + self.pruned.sum() + self.protected.sum())
+        return int(self.counts.sum(dtype=np.int64) + self.pruned.sum() + self.protected.sum())
+
+    def lean(self) -> Tally:
+        """The same to be kept, in the narrowest counts that hold it.
+
+        All of it is copied: a row of a table would keep the whole table.
+        """
+        most = int(self.counts.max(initial=0))
+        counts = self.counts.astype(np.result_type(np.int16, np.min_scalar_type(-most - 1)))
+        return Tally(self.rows, counts, self.pruned.copy(), self.protected.copy())
 
     def by_level(self, lookup: NDArray[np.uint8], levels: int) -> NDArray[np.int64]:
         """Joint counts of the codes that ``lookup`` would assign.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.owners import Owned, owned_by
-from dynaquant_core.state.pages import empty_tensor
+from dynaquant_core.state.pages import copied_together, empty_tensor
 from dynaquant_core.state.raw import bytes_of, empty_words, tensor_of, words_of
 from dynaquant_core.state.rebuild import leaf_names, unflatten, unpack
 from dynaquant_core.state.roles import (
@@ -40,6 +40,7 @@ __all__ = [
     "bare_name",
     "bytes_of",
     "centred_names",
+    "copied_together",
     "copies_of",
     "dtype_name",
     "dtype_of",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["in_memory_order", "like_strides", "memory_order"]
+__all__ = ["in_memory_order", "like_strides", "memory_order", "viewed_like"]
 
 
 def memory_order(tensor: Tensor) -> list[int] | None:
@@ -53,3 +53,22 @@ def like_strides(tensor: Tensor, model: Tensor) -> Tensor:
     """The same values with the memory order of another tensor of its shape."""
     order = memory_order(model)
     return tensor.contiguous() if order is None else in_memory_order(tensor, order)
+
+
+def viewed_like(flat: Tensor, model: Tensor) -> Tensor:
+    """Contiguous memory seen in the shape and the memory order of another tensor.
+
+    Args:
+        flat: (n,), as many elements as ``model`` has.
+        model: any; where its memory has gaps or overlaps, the view is row-major.
+
+    Example:
+        >>> import torch
+        >>> viewed_like(torch.zeros(6), torch.zeros(2, 3).t()).stride()
+        (1, 3)
+    """
+    order = memory_order(model)
+    if order is None:
+        return flat.view(model.shape)
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return flat.view([model.shape[dim] for dim in order]).permute(*places)

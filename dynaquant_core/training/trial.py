@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from dynaquant_core.search.quality import Quality
+from dynaquant_core.state import copied_together
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.guard import insist, same_bits, write, written_by_modes
 
@@ -53,9 +54,7 @@ class Trial:
 
     def __enter__(self) -> Self:
         with torch.no_grad():
-            self._originals = {
-                name: tensor.detach().to("cpu", copy=True) for name, tensor in self._live.items()
-            }
+            self._originals = copied_together(self._live)
             live = {tensor.data_ptr() for tensor in self._live.values()}
             self._beside = [
                 (weight, weight.detach().to("cpu", copy=True))

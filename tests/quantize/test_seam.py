@@ -141,6 +141,20 @@ def test_tally_is_the_joint_histogram_of_the_codes(one_side, scheme, which):
             assert (np.diff(tally.rows) > 0).all()
 
 
+@pytest.mark.parametrize("most", [1, 32767, 32768, 70_000])
+def test_a_tally_that_is_kept_counts_the_same_and_holds_no_table(most):
+    values = torch.cat((torch.full((most,), 0.5), torch.linspace(-2, 2, 100)))
+    scheme, base = BitBuckets(6), np.zeros(most + 100, dtype=np.uint8)
+    cut = Cut(protect_magnitude=1.5, prune=0.1)
+    levels = lookup(np.linspace(-2, 2, 16), scheme)
+    tally = seam.tally(values, None, cut, scheme, base, 34)
+    lean = tally.lean()
+    assert (lean.by_level(levels, 18) == tally.by_level(levels, 18)).all()
+    assert (lean.total, lean.survivors.max()) == (tally.total, tally.survivors.max())
+    assert lean.counts.itemsize == (2 if tally.counts.max() < 2**15 else 4)
+    assert all(part.base is None for part in (lean.counts, lean.pruned, lean.protected))
+
+
 def test_without_a_rule_on_sensitivity_gradients_are_never_touched():
     class Untouchable:
         def __getattr__(self, name):

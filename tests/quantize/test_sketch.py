@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from dynaquant_core.errors import ConfigError, UnsupportedStateError
 from dynaquant_core.quantize.buckets import BitBuckets, LogBuckets
-from dynaquant_core.quantize.sketch import Sketch
+from dynaquant_core.quantize.sketch import Sketch, SparseSketch
 from tests.quantize.data import DISTRIBUTIONS, sample
 
 SCHEMES = [BitBuckets(m) for m in range(4, 11)] + [LogBuckets(0.01), LogBuckets(0.001), LogBuckets(0.1)]
@@ -110,6 +110,17 @@ def test_merging_is_commutative_associative_and_equals_concatenation(parts):
     assert (((first + second) + third).counts == (first + (second + third)).counts).all()
     assert ((first + second + third).counts == together).all()
     assert ((first + Sketch.empty(scheme)).counts == first.counts).all()
+
+
+@given(hnp.arrays(np.float32, st.integers(0, 300), elements=st.floats(-(2.0**99), 2.0**99, width=32)))
+def test_a_sketch_that_is_kept_sparse_comes_back_whole(values):
+    sketch = Sketch.of(torch.from_numpy(values), BitBuckets(6))
+    sparse = SparseSketch.of(sketch)
+    assert sparse.rows.size <= values.size
+    assert (sparse.dense().counts == sketch.counts).all()
+    assert sparse.dense().buckets == sketch.buckets
+    energy = sketch.counts * np.arange(0.5, sketch.counts.size)
+    assert (sparse.spread(energy[sparse.rows]) == energy).all()
 
 
 def test_only_like_sketches_merge():

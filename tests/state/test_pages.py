@@ -2,11 +2,13 @@
 
 import io
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from dynaquant_core.state import TensorSpec, empty_tensor, pages
+from dynaquant_core.state import TensorSpec, copied_together, empty_tensor, pages
 from dynaquant_core.state.pages import LARGE, PAGE
 
 LARGE_SPECS = [TensorSpec((LARGE // 4,), "float32"), TensorSpec((3, LARGE // 2 + 5), "bfloat16")]
@@ -74,3 +76,44 @@ def test_it_trains():
 def test_more_than_there_is_is_torchs_own_error():
     with pytest.raises(RuntimeError):
         empty_tensor(TensorSpec((1 << 60,), "uint8"))
+
+
+def test_copies_in_one_room_are_the_originals_and_nobody_elses():
+    rng = torch.Generator().manual_seed(0)
+    tensors = {
+        "odd": torch.randn(7, 3, generator=rng).to(torch.bfloat16),
+        "empty": torch.zeros(0, 5),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "transposed": torch.randn(5, 9, generator=rng).t(),
+        "channels last": torch.randn(4, 3, 2, 2, generator=rng).to(memory_format=torch.channels_last),
+        "strided": torch.randn(6, 8, generator=rng)[:, ::2],
+        "expanded": torch.randn(1, 4, generator=rng).expand(3, 4),
+        "codes": torch.arange(300).to(torch.uint8),
+        "large": torch.randn(LARGE // 4 + 1, generator=rng),
+    }
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = copied_together(tensors)
+    assert list(copies) == list(tensors)
+    for name in ("transposed", "channels last", "odd"):
+        assert copies[name].stride() == tensors[name].stride()
+    for name, copy in copies.items():
+        assert copy.dtype == tensors[name].dtype
+        assert torch.equal(copy, before[name])
+        copy.zero_()
+    assert all(torch.equal(tensors[name], value) for name, value in before.items())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
+def test_copies_of_many_small_tensors_go_back_to_the_system():
+    """As malloc has it they would stay: each is below the size from which it gives memory back."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    tensors = {str(number): torch.ones(1 << 14) for number in range(1024)}  # 64 MiB
+    before = resident()
+    copies = copied_together(tensors)
+    while_held = resident()
+    del copies
+    assert while_held - before > 56 << 20
+    assert resident() - before < 8 << 20

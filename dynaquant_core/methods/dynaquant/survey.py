@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from dynaquant_core.quantize.codebook import FIRST_CENTRE
 from dynaquant_core.quantize.cut import PROTECTED, Cut
 from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.quantize.seam import Tally
-from dynaquant_core.quantize.sketch import Sketch
+from dynaquant_core.quantize.sketch import Sketch, SparseSketch
 from dynaquant_core.threads import map_threads
 
 __all__ = ["Survey", "cut_key"]
@@ -71,7 +70,7 @@ class Survey:
         self.state, self.ref, self.options, self.epoch = state, ref, options, epoch
         if sketches_of is not None:  # same tensors, another base: the sketches do not depend on it
             self.__dict__["signed"] = sketches_of.signed
-            self.__dict__["sensitivities"] = sketches_of.sensitivities
+            self.__dict__["scored"] = sketches_of.scored
         self.gradients = {name: hints.gradients[name] for name in state if name in hints.gradients}
         self.types = {
             name: hints.layer_types.get(name) or layer_type(name, tuple(tensor.shape))
@@ -89,26 +88,36 @@ class Survey:
         return BitBuckets(self.options.mantissa_bits, signed=signed)
 
     @lazy
-    def signed(self) -> dict[str, Sketch]:
+    def signed(self) -> dict[str, SparseSketch]:
         """Signed sketch of every tensor."""
         buckets = self.buckets(signed=True)
-        counts = map_threads(lambda tensor: seam.histogram(tensor, buckets), list(self.state.values()))
-        return {name: Sketch(buckets, count) for name, count in zip(self.state, counts, strict=True)}
+
+        def sketch(tensor: Tensor) -> SparseSketch:
+            return SparseSketch.of(Sketch.of(tensor, buckets))
+
+        return dict(zip(self.state, map_threads(sketch, list(self.state.values())), strict=True))
 
     def magnitudes(self) -> dict[str, Sketch]:
         """Magnitude sketch of every tensor, folded from the signed one (cheap to make, large to keep)."""
-        return {name: sketch.magnitude() for name, sketch in self.signed.items()}
+        return {name: sketch.dense().magnitude() for name, sketch in self.signed.items()}
 
     @lazy
-    def sensitivities(self) -> dict[str, tuple[Sketch, NDArray[np.float64]]]:
-        """Sketch of |g w| and the energy (sum of w^2) in each of its buckets, where a gradient is known."""
+    def scored(self) -> dict[str, tuple[SparseSketch, NDArray[np.float64]]]:
+        """Sketch of |g w| and the energy (sum of w^2) in its filled buckets, where a gradient is known."""
         buckets = self.buckets(signed=False)
 
-        def score(name: str) -> tuple[Sketch, NDArray[np.float64]]:
+        def score(name: str) -> tuple[SparseSketch, NDArray[np.float64]]:
             counts, energy = seam.score_histogram(self.state[name], self.gradients[name], buckets)
-            return Sketch(buckets, counts), energy
+            sketch = SparseSketch.of(Sketch(buckets, counts))
+            return sketch, energy[sketch.rows]
 
         return dict(zip(self.gradients, map_threads(score, list(self.gradients)), strict=True))
+
+    def sensitivities(self) -> dict[str, tuple[Sketch, NDArray[np.float64]]]:
+        """The same with every bucket."""
+        return {
+            name: (sketch.dense(), sketch.spread(energy)) for name, (sketch, energy) in self.scored.items()
+        }
 
     def cuts(self, config: Config) -> dict[str, Cut]:
         """The thresholds of every tensor under ``config`` (paper 4.2)."""
@@ -116,7 +125,7 @@ class Survey:
         if key not in self._cuts:
             self._cuts[key] = partition.cuts(
                 self.magnitudes(),
-                self.sensitivities,
+                self.sensitivities(),
                 self.types,
                 prune=config.prune,
                 protect=config.protect,
@@ -158,14 +167,13 @@ class Survey:
     def _count_survivors(self, name: str, cut: Cut) -> SurvivorCounts:
         sketch = self.signed[name]
         buckets = sketch.buckets
-        used = np.flatnonzero(sketch.counts)
         if cut.needs_gradient:
             tally, scale = self.tally(name, cut)
             rows, counts = tally.rows, np.rint(tally.survivors * scale).astype(np.int64)
         else:
-            rows = used[~(cut.pruned(buckets) | cut.protected(buckets))[used]]
-            counts = sketch.counts[rows]
-        energy = float(np.dot(sketch.counts[used], buckets.values[used] ** 2))
+            stays = ~(cut.pruned(buckets) | cut.protected(buckets))[sketch.rows]
+            rows, counts = sketch.rows[stays], sketch.counts[stays]
+        energy = float(np.dot(sketch.counts, buckets.values[sketch.rows] ** 2))
         pruned = self.options.energy_cap if cut.prune >= 0 else 0.0
         return SurvivorCounts(buckets.values[rows], counts, energy, pruned)
 
@@ -179,10 +187,9 @@ class Survey:
             self.signed[name].buckets,
             None if base is None else sample(base.codes, stride),
             1 if base is None else FIRST_CENTRE + base.centres.size,
-            counts=self.signed[name].counts if stride == 1 else None,
+            counts=self.signed[name].dense().counts if stride == 1 else None,
         )
-        lean = replace(tally, counts=tally.counts.astype(np.int32))  # a sample's counts are small
-        return lean, self.state[name].numel() / max(1, part.numel())
+        return tally.lean(), self.state[name].numel() / max(1, part.numel())
 
     def sampled(self, name: str, cut: Cut) -> tuple[Tensor, Tensor | None, int]:
         """(weights, gradient where the cut needs it, stride) of the sample that stands for a tensor."""

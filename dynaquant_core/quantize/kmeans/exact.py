@@ -27,12 +27,12 @@ class Solutions:
     Args:
         values: float64[n], ascending, the points that weigh anything.
         weights: float64[n], positive.
-        starts: int32[k_max, n]: row k - 1 says where the last of k clusters of points 0..i starts.
+        starts: int64[k_max, k_max]: row k - 1 says where each of k clusters starts.
     """
 
     values: Floats
     weights: Floats
-    starts: NDArray[np.int32]
+    starts: NDArray[np.int64]
 
     @property
     def k_max(self) -> int:
@@ -62,12 +62,8 @@ class Solutions:
         """(first point of each cluster, centre of each)."""
         if k < 1 or (k > self.k_max and self.k_max < self.values.size):
             raise ConfigError(f"kmeans: asked for {k} clusters, expected a number from 1 to {self.k_max}.")
-        found = []
-        last = self.values.size - 1
-        for layer in range(min(k, self.k_max) - 1, -1, -1):
-            found.append(int(self.starts[layer, last]))
-            last = found[-1] - 1
-        starts = np.array(found[::-1], dtype=np.int64)
+        known = min(k, self.k_max)
+        starts = self.starts[known - 1, :known] if known else np.zeros(0, dtype=np.int64)
         if starts.size == 0:
             return starts, np.zeros(0)
         # Summed afresh: differences of prefix sums would lose the digits of small clusters.
@@ -99,19 +95,37 @@ def solve(values: Floats, weights: Floats, k_max: int) -> Solutions:
     if k_max < 1:
         raise ConfigError(f"kmeans: k_max must be at least 1, got {k_max}.")
     size = values.size
-    starts = np.zeros((min(k_max, size), size), dtype=np.int64)
+    splits = np.zeros((min(k_max, size), size), dtype=np.int64)
     if size == 0:
-        return Solutions(values, weights, starts.astype(np.int32))
+        return Solutions(values, weights, np.zeros((0, 0), dtype=np.int64))
     # Centred and scaled points keep the prefix sums' rounding small; clusters do not depend on either.
     centred = values - np.average(values, weights=weights)
     centred /= np.abs(centred).max() or 1.0
     mass, first, second = (prefix(weights * centred**power) for power in (0, 1, 2))
     before = second[1:] - first[1:] ** 2 / mass[1:]
     after = np.empty(size)
-    for layer in range(1, starts.shape[0]):
-        kernels.best_splits(layer, mass, first, second, before, after, starts[layer - 1], starts[layer])
+    for layer in range(1, splits.shape[0]):
+        kernels.best_splits(layer, mass, first, second, before, after, splits[layer - 1], splits[layer])
         before, after = after, before
-    return Solutions(values, weights, starts.astype(np.int32))
+    return Solutions(values, weights, _traced(splits))
+
+
+def _traced(splits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where clusters start, for every number of them: a few kilobytes of the programme's table to keep.
+
+    Args:
+        splits: int64[k_max, n]: row k - 1 says where the last of k clusters of points 0..i starts.
+
+    Returns:
+        int64[k_max, k_max] as in `Solutions`.
+    """
+    most, size = splits.shape
+    starts = np.zeros((most, most), dtype=np.int64)
+    last = np.full(most, size - 1)
+    for layer in range(most - 1, -1, -1):  # all numbers of clusters that have a cluster of this place
+        starts[layer:, layer] = splits[layer, last[layer:]]
+        last[layer:] = starts[layer:, layer] - 1
+    return starts
 
 
 def prefix(terms: Floats) -> Floats:
