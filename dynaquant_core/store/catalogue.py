@@ -6,8 +6,9 @@ inode, size or time of modification changes.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from dynaquant_core.format import FileReader
 from dynaquant_core.store.disk import file_identity, guarded, is_gone
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.meta import LIMIT, Meta
-from dynaquant_core.store.names import is_ours, parse_name
+from dynaquant_core.store.names import is_checkpoint, is_ours, parse_name
 from dynaquant_core.store.retention import current
 from dynaquant_core.store.summary import summarise
 from dynaquant_core.threads import turn
@@ -154,21 +155,22 @@ class Catalogue:
         entries: list[Entry] = []
         damaged: list[Problem] = []
         unread: set[str] = set()
+        foreign = False
         for name in names:
-            hint = parse_name(name)
-            if hint is None:
+            if not is_checkpoint(name):
+                foreign = foreign or not (name.startswith(".") or is_ours(name))
                 continue
             try:
                 entries.append(self._entry(name))
             except (*READ_ERRORS, OSError) as error:
-                if not is_gone(error):  # else a writer has just retired it
+                hint = parse_name(name)
+                if hint is not None and not is_gone(error):  # else a writer has just retired it
                     damaged.append(Problem(name, hint.step, str(error)))
                     if isinstance(error, (OSError, VersionError)):
                         unread.add(name)
         with self._guard:
             self._known = {name: value for name, value in self._known.items() if name in names}
         entries.sort(key=_place)
-        foreign = not all(name.startswith(".") or is_ours(name) for name in names)
         return Scan(tuple(entries), tuple(damaged), frozenset(unread), foreign)
 
     def forget(self, path: Path) -> None:
@@ -183,20 +185,16 @@ class Catalogue:
                 return set()
             if not folder.is_dir():
                 raise NotAStoreError(f"{str(folder)!r} is a file; a store is a folder of checkpoints.")
-            return set(self._names())
-
-    def _names(self) -> Iterator[str]:
-        for path in self._folder.iterdir():
-            yield path.name
+            with os.scandir(folder) as found:
+                return {item.name for item in found}
 
     def _entry(self, name: str) -> Entry:
-        path = self._folder / name
-        identity = file_identity(path)
+        identity = file_identity(f"{self._folder}{os.sep}{name}")  # a Path costs as much as the system's call
         with self._guard:
             known = self._known.get(name)
         if known is not None and known[0] == identity:
             return known[1]
-        entry = read_entry(path)
+        entry = read_entry(self._folder / name)
         with self._guard:
             self._known[name] = identity, entry
         return entry

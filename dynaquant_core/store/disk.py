@@ -188,7 +188,7 @@ def require_another(path: Path, source: Path) -> None:
             raise UnsafePathError(f"{str(path)!r} is what is read; give another path to write.")
 
 
-def file_identity(path: Path) -> tuple[int, int, int]:
+def file_identity(path: str | Path) -> tuple[int, int, int]:
     """(inode, size, modification time in ns): changes when the file is replaced or written to."""
-    status = path.stat(follow_symlinks=False)
+    status = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - asked of every file at every save
     return status.st_ino, status.st_size, status.st_mtime_ns
