@@ -43,6 +43,12 @@ class Cut:
         prunes = self.prune >= 0.0 and self.prune_metric == "sensitivity"
         return prunes or self.protect_sensitivity < math.inf
 
+    def prunes_zeros_alone(self, buckets: Buckets) -> bool:
+        """Whether what is pruned, if anything, is zero already."""
+        return self.prune < 0.0 or (
+            self.prune_metric == "magnitude" and self.prune <= float(buckets.limits[0])
+        )
+
     def pruned(self, buckets: Buckets) -> NDArray[np.bool_]:
         """bool[size]: buckets pruned by their magnitude (protection not yet considered)."""
         limit = self.prune if self.prune_metric == "magnitude" else -1.0

@@ -11,6 +11,9 @@ ones, given the signs and the columns; all of them are then scaled so that the r
 is the tensor itself, up to the code's 5%: the error is noise, which training heals, and no movement is lost.
 (Least squares alone keep three quarters of it, and training pays for the rest.  Scaling every row by itself
 costs far more: a row of few kept elements becomes too large.)
+
+What is large against the product need not hold the tensor's energy: of a tensor that *is* such a product but
+for its signs, nothing is.  So elements are taken further down until those taken hold enough of it.
 """
 
 from __future__ import annotations
@@ -56,17 +59,21 @@ class Sieve(NamedTuple):
 
     Args:
         bar: an element is kept where it is above this many times the product of its row and column.
-        largest_gain: most that all rows are scaled by.
+        gain: all rows are scaled by this at most, or the bar is lowered; noise is the gain less 1, in the
+            tensor's energy.
     """
 
     bar: float
-    largest_gain: float
+    gain: float
 
 
 #: A third of the elements of a bell shape, and noise of half the energy.
 MANY: Final = Sieve(1.25, 2.0)
 #: One or two in a hundred, and noise of eight times the energy.
 FEW: Final = Sieve(3.0, 16.0)
+#: A bar is lowered by this much at a time, this often at most; the last bar keeps whatever is not zero.
+LOWER: Final = 0.75
+LOWERED: Final = 10
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -146,18 +153,14 @@ def encode_ternary(
         [2, 1, 1, 0]
     """
     values = matrix_of(tensor)
-    rows, columns = _means(values)
+    means, columns = _means(values)
     columns = _decoded_vector(*_encoded_vector(columns))
-    signs = np.empty(values.shape, np.uint8)
-    whole = along = 0.0
-    for part in _chunks(values.shape):
-        wide = values[part].astype(np.float64)
-        kept = _kept(wide, rows[part], columns, sieve.bar)
-        rows[part], shared = _fitted(wide, kept, columns)
-        signs[part] = kept + 1
-        whole, along = whole + float(np.square(wide).sum()), along + shared
-    gain = min(sieve.largest_gain, whole / along) if along > 0 else 1.0
-    return signs.reshape(-1), *_coded(gain * rows, columns)
+    found = _sieved(values, means, columns, sieve.bar)
+    for bar in (*(sieve.bar * LOWER**times for times in range(1, LOWERED)), 0.0):
+        if found.gain <= sieve.gain:
+            break
+        found = min(found, _sieved(values, means, columns, bar), key=lambda kept: kept.gain)
+    return found.signs.reshape(-1), *_coded(found.gain * found.rows, columns)
 
 
 def decode_ternary(
@@ -199,6 +202,26 @@ def _means(values: Array) -> tuple[Array, Array]:
         columns += magnitudes.sum(axis=0)
     total = columns.sum() / max(1, columns.size)
     return rows, columns / total if total > 0 else columns
+
+
+class _Sieved(NamedTuple):
+    """What a bar keeps: signs less 1, magnitudes of the rows, and what scales them to the whole tensor."""
+
+    signs: NDArray[np.uint8]
+    rows: Array
+    gain: float
+
+
+def _sieved(values: Array, means: Array, columns: Array, bar: float) -> _Sieved:
+    signs, rows = np.empty(values.shape, np.uint8), np.empty(values.shape[0])
+    whole = along = 0.0
+    for part in _chunks(values.shape):
+        wide = values[part].astype(np.float64)
+        kept = _kept(wide, means[part], columns, bar)
+        rows[part], shared = _fitted(wide, kept, columns)
+        signs[part] = kept + 1
+        whole, along = whole + float(np.square(wide).sum()), along + shared
+    return _Sieved(signs, rows, whole / along if along > 0 else 1.0)
 
 
 def _kept(values: Array, rows: Array, columns: Array, bar: float) -> Array:

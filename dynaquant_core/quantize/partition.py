@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,6 +117,7 @@ def cuts(
     prune_metric: Metric = "magnitude",
     energy_cap: float = 0.02,
     prune_scope: PruneScope = "layer_type",
+    keep_zeros: bool = False,
 ) -> dict[str, Cut]:
     """Thresholds of every tensor (paper 4.2).
 
@@ -129,6 +131,8 @@ def cuts(
         prune_metric: what pruning goes by.
         energy_cap: see `capped`.
         prune_scope: who shares a pruning threshold: tensors of a type (the paper's), nobody, or all.
+        keep_zeros: zeros are pruned whatever the share, so that they come back as zeros (ours): where more
+            weights are zero than may be pruned, the published rule prunes none.
 
     Returns:
         One `Cut` per name in ``magnitudes``.
@@ -152,7 +156,10 @@ def cuts(
         else:
             own, energy = sensitivities.get(name, (magnitudes[name], None))
         limit = capped(prunings.get(name, -1.0), own, energy, energy_cap)
-        done[name] = Cut(by_magnitude, by_sensitivity, limit, prune_metric)
+        cut = Cut(by_magnitude, by_sensitivity, limit, prune_metric)
+        if keep_zeros and limit < 0.0 and magnitudes[name].counts[0] > 0:
+            cut = replace(cut, prune=float(magnitudes[name].buckets.limits[0]), prune_metric="magnitude")
+        done[name] = cut
     return done
 
 

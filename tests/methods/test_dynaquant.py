@@ -207,3 +207,28 @@ def test_drafts_of_one_save_share_their_sketches(chain):
     assert np.sum([sketch.dense().total for sketch in surveys[True].signed.values()]) == sum(
         tensor.numel() for tensor in chain[0].values()
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prune", [0.0, 0.1])
+@pytest.mark.parametrize("metric", ["magnitude", "sensitivity"])
+@pytest.mark.parametrize("share", [0.001, 0.7])
+def test_zeros_stay_zeros_also_after_a_restore(tmp_path, share, metric, prune, dtype):
+    """A sparse training often takes its mask from them; there may be more of them than are to be pruned."""
+    generator = torch.Generator().manual_seed(0)
+    zero = torch.rand(300, 200, generator=generator) < share
+    config = dq.Config(bins=8, prune=prune, protect=0.005, prune_metric=metric)
+    weights = {"fc.weight": torch.randn(300, 200, generator=generator), "table.weight": torch.randn(500, 64)}
+    gradients = {name: torch.randn(weight.shape, generator=generator) for name, weight in weights.items()}
+    with dq.CheckpointStore(tmp_path, method="dynaquant") as store:
+        for step in range(1, 6):
+            weights = {name: weight + 0.02 * torch.randn_like(weight) for name, weight in weights.items()}
+            weights["fc.weight"][zero] = 0
+            weights["table.weight"][0] = 0
+            state = {name: weight.to(dtype) for name, weight in weights.items()}
+            store.save(step, state, config=config, gradients=gradients)
+            found = store.load(step)  # codes are drawn from now on
+            assert not found["fc.weight"][zero].any()
+            assert not found["table.weight"][0].any()
+            if step < 5:
+                weights = {name: weight.float() for name, weight in found.items()}

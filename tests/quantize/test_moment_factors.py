@@ -95,6 +95,41 @@ def test_ternary_loses_no_movement(sieve, noise, kept):
     assert 0 < (found != 0).double().mean() < kept
 
 
+def _kinds():
+    generator = torch.Generator().manual_seed(6)
+
+    def bell(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    block = 1e-3 * bell(200, 160)
+    block[:32, :32] += bell(32, 32).sign()
+    spikes = 1e-3 * bell(200, 160)
+    spikes[3, 5], spikes[7, 9] = 100.0, -80.0
+    strong = (2 * bell(200, 1)).exp() * (2 * bell(1, 160)).exp()
+    return {
+        "a product": bell(200, 1) @ bell(1, 160),
+        "nearly a product": bell(200, 1) @ bell(1, 160) + 0.05 * bell(200, 160),
+        "two products": bell(200, 2) @ bell(2, 160),
+        "a block": block,
+        "spikes": spikes,
+        "strong rows and columns": strong * bell(200, 160),
+        "few elements": bell(200, 160) * (torch.rand(200, 160, generator=generator) < 0.02),
+        "a diagonal": torch.diag(bell(160)),
+        "heavy tails": bell(200, 160) / bell(200, 160),
+        "equal": torch.ones(200, 160),
+    }
+
+
+@pytest.mark.parametrize(("sieve", "noise"), [(MANY, 1.0), (FEW, 15.0)])
+@pytest.mark.parametrize("kind", _kinds())
+def test_ternary_loses_no_movement_where_little_is_large_against_the_product(kind, sieve, noise):
+    exact = _kinds()[kind].double()
+    found = ternary(exact.float(), sieve)[1].double()
+    energy = exact.square().sum()
+    assert abs(float((found * exact).sum() / energy) - 1) < 0.05
+    assert (found - exact).square().sum() < noise * energy
+
+
 def test_ternary_rows_are_in_proportion():
     exact = torch.randn(64, 960, generator=torch.Generator().manual_seed(5))
     exact *= torch.exp(torch.linspace(-3, 3, 64))[:, None]

@@ -132,6 +132,7 @@ class Survey:
                 prune_metric=config.prune_metric,
                 energy_cap=self.options.energy_cap,
                 prune_scope=self.options.prune_scope,
+                keep_zeros=self.options.profile != "paper",
             )
         return self._cuts[key]
 
@@ -174,7 +175,7 @@ class Survey:
             stays = ~(cut.pruned(buckets) | cut.protected(buckets))[sketch.rows]
             rows, counts = sketch.rows[stays], sketch.counts[stays]
         energy = float(np.dot(sketch.counts, buckets.values[sketch.rows] ** 2))
-        pruned = self.options.energy_cap if cut.prune >= 0 else 0.0
+        pruned = 0.0 if cut.prunes_zeros_alone(buckets) else self.options.energy_cap
         return SurvivorCounts(buckets.values[rows], counts, energy, pruned)
 
     def _count_jointly(self, name: str, cut: Cut) -> tuple[Tally, float]:
