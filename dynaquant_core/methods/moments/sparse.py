@@ -20,7 +20,7 @@ class Sparse(Minimal):
     * lost: all of a first moment but its few largest elements.  They come back so large that nothing of the
       movement along the first moment is lost; the rest of what comes back is noise of about eight times its
       energy, which training takes out as it does that of the weights.
-    * restore cost: not visible on a GPT; a small U-Net restored nine times in its first 150 steps paid.
+    * restore cost: not visible on a GPT; on a ResNet ten restores in 400 steps cost 0.5 to 2%.
 
     Momentum of SGD is a first moment.  Tensors of one dimension keep 4 and 8 bits instead.
 
