@@ -47,6 +47,8 @@ __all__ = [
 #: Rows that keep nothing else keep what is above this share of their largest.
 LARGEST_SHARE: Final = 0.9
 
+#: Elements of a large tensor that are tried with several bars; all are with the one that does for these.
+SAMPLE: Final = 1 << 18
 #: Elements that are worked on at a time.
 CHUNK: Final = 1 << 18
 
@@ -155,8 +157,10 @@ def encode_ternary(
     values = matrix_of(tensor)
     means, columns = _means(values)
     columns = _decoded_vector(*_encoded_vector(columns))
-    found = _sieved(values, means, columns, sieve.bar)
-    for bar in (*(sieve.bar * LOWER**times for times in range(1, LOWERED)), 0.0):
+    bars = [sieve.bar * LOWER**times for times in range(LOWERED)] + [0.0]
+    bars = bars[_first(values, means, columns, bars, sieve.gain) :]
+    found = _sieved(values, means, columns, bars[0])
+    for bar in bars[1:]:
         if found.gain <= sieve.gain:
             break
         found = min(found, _sieved(values, means, columns, bar), key=lambda kept: kept.gain)
@@ -210,6 +214,17 @@ class _Sieved(NamedTuple):
     signs: NDArray[np.uint8]
     rows: Array
     gain: float
+
+
+def _first(values: Array, means: Array, columns: Array, bars: Sequence[float], gain: float) -> int:
+    """Where to begin among the bars: at the first that would do for a sample of a large tensor's rows."""
+    stride = values.size // SAMPLE
+    if stride > 1:
+        part, own = values[::stride], means[::stride]
+        for place, bar in enumerate(bars):
+            if _sieved(part, own, columns, bar).gain <= gain:
+                return place
+    return 0
 
 
 def _sieved(values: Array, means: Array, columns: Array, bar: float) -> _Sieved:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dynaquant_core.errors import CorruptFileError
+from dynaquant_core.quantize import factors
 from dynaquant_core.quantize.factors import (
     FEW,
     MANY,
@@ -120,9 +121,13 @@ def _kinds():
     }
 
 
+@pytest.mark.parametrize("sample", [factors.SAMPLE, 1 << 10], ids=["whole", "sampled first"])
 @pytest.mark.parametrize(("sieve", "noise"), [(MANY, 1.0), (FEW, 15.0)])
 @pytest.mark.parametrize("kind", _kinds())
-def test_ternary_loses_no_movement_where_little_is_large_against_the_product(kind, sieve, noise):
+def test_ternary_loses_no_movement_where_little_is_large_against_the_product(
+    kind, sieve, noise, sample, monkeypatch
+):
+    monkeypatch.setattr(factors, "SAMPLE", sample)
     exact = _kinds()[kind].double()
     found = ternary(exact.float(), sieve)[1].double()
     energy = exact.square().sum()
