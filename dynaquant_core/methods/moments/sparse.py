@@ -16,7 +16,7 @@ class Sparse(Minimal):
 
     Card (docs/moments.md says on what it was measured):
 
-    * bytes an entry: 0.017.
+    * bytes an entry: 0.02.
     * lost: all of a first moment but its few largest elements.  They come back so large that nothing of the
       movement along the first moment is lost; the rest of what comes back is noise of about eight times its
       energy, which training takes out as it does that of the weights.
