@@ -96,9 +96,8 @@ def figures(run: Run) -> dict[str, float | None]:
     }
     for stage in STAGES:
         numbers[f"{stage}_seconds"] = sum(entry["seconds"].get(stage, 0.0) for entry in entries)
-    numbers["overhead"] = (
-        overhead_of(run).share if kind_of(run) == "train" else None
-    )  # a replay holds up none
+    trained = kind_of(run) == "train"  # a replay's searches held up no training
+    numbers["overhead"] = overhead_of(run).share if trained else None
     numbers["restore_rework"] = _mean(reworks)
     rework = run.get("rework") or {}
     numbers |= {f"rework_{name}": rework.get(name) for name in ("mean", "low", "high", "repeats")}

@@ -45,8 +45,7 @@ def in_memory_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     permuted = tensor.permute(*order)
     if permuted.is_contiguous():
         return tensor
-    places = sorted(range(len(order)), key=order.__getitem__)
-    return permuted.contiguous().permute(*places)
+    return permuted.contiguous().permute(*_places(order))
 
 
 def like_strides(tensor: Tensor, model: Tensor) -> Tensor:
@@ -70,5 +69,9 @@ def viewed_like(flat: Tensor, model: Tensor) -> Tensor:
     order = memory_order(model)
     if order is None:
         return flat.view(model.shape)
-    places = sorted(range(len(order)), key=order.__getitem__)
-    return flat.view([model.shape[dim] for dim in order]).permute(*places)
+    return flat.view([model.shape[dim] for dim in order]).permute(*_places(order))
+
+
+def _places(order: Sequence[int]) -> list[int]:
+    """Where each dimension stands in an order: the permutation that undoes it."""
+    return sorted(range(len(order)), key=order.__getitem__)

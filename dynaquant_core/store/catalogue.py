@@ -24,7 +24,7 @@ from dynaquant_core.format import FileReader
 from dynaquant_core.store.disk import file_identity, guarded, is_gone
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.meta import LIMIT, Meta
-from dynaquant_core.store.names import is_checkpoint, is_ours, parse_name
+from dynaquant_core.store.names import is_ours, parse_name
 from dynaquant_core.store.retention import current
 from dynaquant_core.store.summary import summarise
 from dynaquant_core.threads import turn
@@ -157,14 +157,14 @@ class Catalogue:
         unread: set[str] = set()
         foreign = False
         for name in names:
-            if not is_checkpoint(name):
+            hint = parse_name(name)
+            if hint is None:
                 foreign = foreign or not (name.startswith(".") or is_ours(name))
                 continue
             try:
                 entries.append(self._entry(name))
             except (*READ_ERRORS, OSError) as error:
-                hint = parse_name(name)
-                if hint is not None and not is_gone(error):  # else a writer has just retired it
+                if not is_gone(error):  # else a writer has just retired it
                     damaged.append(Problem(name, hint.step, str(error)))
                     if isinstance(error, (OSError, VersionError)):
                         unread.add(name)

@@ -14,7 +14,6 @@ __all__ = [
     "PINS_FILE",
     "NameHint",
     "checkpoint_name",
-    "is_checkpoint",
     "is_leftover",
     "is_ours",
     "parse_name",
@@ -64,16 +63,6 @@ def parse_name(name: str) -> NameHint | None:
     return NameHint(int(step), int(sequence), int(revision))
 
 
-def is_checkpoint(name: str) -> bool:
-    """Whether ``name`` is a checkpoint's, as `parse_name` tells.
-
-    Example:
-        >>> is_checkpoint(checkpoint_name(1, 1)), is_checkpoint("notes.txt")
-        (True, False)
-    """
-    return _CHECKPOINT.fullmatch(name) is not None
-
-
 def temporary_name(name: str) -> str:
     """A fresh name beside ``name``, recognised by `is_leftover` should its writer die."""
     return f"{name}.tmp-{uuid.uuid4().hex}"
@@ -91,4 +80,4 @@ def is_leftover(name: str) -> bool:
 
 def is_ours(name: str) -> bool:
     """Whether a store may have written ``name``; everything else in its folder is foreign."""
-    return name in {LOCK_FILE, PINS_FILE} or is_checkpoint(name) or is_leftover(name)
+    return name in {LOCK_FILE, PINS_FILE} or parse_name(name) is not None or is_leftover(name)
