@@ -125,7 +125,7 @@ def joint(
     """int64[rows, levels]: how many weights fall into each row (see `Rules`) and base code."""
     array = host_view(flat)
     slope = None if gradient is None else host_view(gradient)
-    rows, width = rules.table.astype(np.uint32), np.uint64(levels)
+    rows, width = rules.table(np.uint32), np.uint64(levels)
     thresholds = np.uint64(rules.pruned), np.float32(rules.prune), np.float32(rules.protect)
 
     def work(part: slice) -> NDArray[np.int64]:
@@ -149,7 +149,7 @@ def assign(
     """Writes the code of each weight to ``codes`` uint8[n]; returns the protected ones in order, bfloat16."""
     array = host_view(flat)
     slope = None if gradient is None else host_view(gradient)
-    levels = rules.table.astype(np.uint8)
+    levels = rules.table(np.uint8)
     thresholds = np.float32(rules.prune), np.float32(rules.protect)
 
     def work(part: slice) -> list[NDArray[np.uint16]]:

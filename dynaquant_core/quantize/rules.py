@@ -23,13 +23,15 @@ class Rules:
     """A cut as kernels follow it.
 
     Args:
-        table: [cells], row (or level) of each cell, the rules on magnitude applied.
+        by_bucket: [buckets], row (or level) of each bucket, the rules on magnitude applied.
+        bucket: int64[cells], bucket of each cell.
         rows: number of rows of a joint count; 0 for code assignment.
         pruned: row of the pruned; that of the protected follows.
         prune, protect: thresholds on sensitivity (-1 and inf: off).
     """
 
-    table: NDArray[Any]
+    by_bucket: NDArray[Any]
+    bucket: NDArray[np.int64]
     rows: int
     pruned: int
     prune: float
@@ -41,4 +43,8 @@ class Rules:
         by_bucket = np.where(cut.pruned(buckets), pruned, survivors)
         by_bucket = np.where(cut.protected(buckets), pruned + 1, by_bucket)
         prune = cut.prune if cut.prune_metric == "sensitivity" else -1.0
-        return cls(by_bucket[buckets.cells.bucket], rows, pruned, prune, cut.protect_sensitivity)
+        return cls(by_bucket, buckets.cells.bucket, rows, pruned, prune, cut.protect_sensitivity)
+
+    def table(self, dtype: type[np.integer[Any]]) -> NDArray[Any]:
+        """[cells], row (or level) of each cell; a narrow ``dtype`` is most of a small tensor's speed."""
+        return self.by_bucket.astype(dtype)[self.bucket]

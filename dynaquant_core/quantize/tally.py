@@ -64,7 +64,11 @@ class Tally:
             [2, 3, 5, 6]
         """
         joint = np.zeros((levels, self.pruned.size), dtype=np.int64)
-        np.add.at(joint, lookup[self.rows].astype(np.int64), self.counts)
+        level = lookup[self.rows]
+        order = np.argsort(level, kind="stable")
+        found, first = np.unique(level[order], return_index=True)
+        if found.size:
+            joint[found] = np.add.reduceat(self.counts[order], first, axis=0, dtype=np.int64)
         joint[0] += self.pruned
         joint[1] += self.protected
         return joint

@@ -78,7 +78,7 @@ def rows_of(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yields (chunk, row or level of each of its weights) under the rules."""
     split = splits(cells, flat.device)
-    table = on_device(rules.table, flat.device)
+    table = on_device(rules.table(np.int64), flat.device)
     for part in chunks(flat.numel()):
         rows = table[cell_of(flat[part].to(torch.float32), cells, split)]
         if gradient is not None:

@@ -6,7 +6,7 @@ them away from a reader that has begun.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from dynaquant_core.store.disk import file_identity, guarded
 from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
 from dynaquant_core.store.parts import Base, HeldPart
 
-__all__ = ["MAX_DEPTH", "Chain", "Link", "chain_of", "open_chain"]
+__all__ = ["MAX_DEPTH", "Chain", "Decoded", "Link", "chain_of", "open_chain"]
 
 #: Longest chain that is followed, whatever a file claims.
 MAX_DEPTH = 1024
@@ -56,17 +56,32 @@ class Link:
         return {tensor.name: tensor.spec for tensor in self.index.tensors if tensor.part == part}
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A checkpoint that was decoded in full: what builds on it need not begin at the key.
+
+    Args:
+        digest: of its file.
+        parts: what a reader of it holds; lent to one reader, whose method may go on in the same memory.
+    """
+
+    digest: str
+    parts: Mapping[str, HeldPart]
+
+
 class Chain:
     """The open files from a key to the checkpoint wanted, in this order.
 
     Args:
-        links: key first.
+        links: key first; or the file of ``known`` first.
         own: the method object of the store, for files of a method that no registry knows.
+        known: what a reader of the first file holds; None: the first is a key.
     """
 
-    def __init__(self, links: Sequence[Link], own: Method | None) -> None:
+    def __init__(self, links: Sequence[Link], own: Method | None, known: Decoded | None = None) -> None:
         self._links = list(links)
         self._own = own
+        self._known = known
 
     @property
     def last(self) -> Link:
@@ -105,7 +120,10 @@ class Chain:
         written = self.last.meta.parts[part]
         method = self.method(part)
         reference: Reference | None = None
-        for link in self._links_of(part, specs, written):
+        links = self._links_of(part, specs, written)
+        if self._known is not None and links[0] is self._links[0]:
+            reference, links = self._known.parts[part].reference, links[1:]
+        for link in links:
             reference = method.decode(link.reader.source(part), reference, chosen)
         assert reference is not None  # a chain has at least its key
         return HeldPart(written, specs, reference)
@@ -182,17 +200,24 @@ def _is_alike(link: Link, part: str, specs: dict[str, TensorSpec], written: Part
 
 
 @contextmanager
-def open_chain(scan: Scan, entry: Entry, own: Method | None = None) -> Iterator[Chain]:
-    """Opens ``entry`` and every base below it; each index is verified.
+def open_chain(
+    scan: Scan, entry: Entry, own: Method | None = None, known: Decoded | None = None
+) -> Iterator[Chain]:
+    """Opens ``entry`` and every base below it, down to ``known`` where that is one; each index is verified.
 
     Raises:
         MissingBaseError: a base is not in the store; names it.
         CorruptFileError, StorageError: a file cannot be read.
         LimitError: the chain is deeper than any that is written.
     """
+    files = chain_of(scan, entry)
+    below = [file.digest for file in files[1:]]
+    if known is None or known.digest not in below:
+        known = None
+    else:
+        files = files[: below.index(known.digest) + 2]
     with ExitStack() as stack:
-        links = [_open(stack, file) for file in chain_of(scan, entry)]
-        yield Chain(links[::-1], own)
+        yield Chain([_open(stack, file) for file in files][::-1], own, known)
 
 
 def chain_of(scan: Scan, entry: Entry) -> list[Entry]:

@@ -8,7 +8,7 @@ from dynaquant_core.errors import UnknownMethodError
 from dynaquant_core.format import FileReader
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Entry, Scan
-from dynaquant_core.store.chain import Chain, chain_of, open_chain
+from dynaquant_core.store.chain import Decoded, chain_of, open_chain
 from dynaquant_core.store.descriptors import is_out_of_means
 from dynaquant_core.store.info import Problem
 from dynaquant_core.store.reader import FALLBACK_ERRORS
@@ -55,10 +55,11 @@ def _problems(scan: Scan, asked: Collection[str], own: Method | None, *, deep: b
     """Those of one look at the folder, of the files that are asked about."""
     problems = list(scan.damaged)
     broken: dict[str, str] = {}  # digest -> file name
+    decoder = Decoder(scan, own) if deep else None
     for entry in scan.entries:
         if entry.digest not in asked:
             continue
-        reason = _problem(scan, entry, own, deep=deep)
+        reason = _problem(scan, entry, decoder)
         if reason is None and entry.base_digest in broken:  # whole itself, and of no use
             reason = f"it builds on {broken[entry.base_digest]}, which cannot be read; load another step."
         if reason is not None:
@@ -67,14 +68,13 @@ def _problems(scan: Scan, asked: Collection[str], own: Method | None, *, deep: b
     return problems
 
 
-def _problem(scan: Scan, entry: Entry, own: Method | None, *, deep: bool) -> str | None:
+def _problem(scan: Scan, entry: Entry, decoder: Decoder | None) -> str | None:
     try:
         with FileReader(entry.path) as reader:
             reader.verify()  # this file's own bytes; its bases have their turn
         chain_of(scan, entry)
-        if deep:
-            with open_chain(scan, entry, own) as chain:
-                _decode(chain)
+        if decoder is not None:
+            decoder.decode(entry)
     except (*FALLBACK_ERRORS, UnknownMethodError) as error:
         if is_out_of_means(error):
             raise
@@ -82,5 +82,24 @@ def _problem(scan: Scan, entry: Entry, own: Method | None, *, deep: bool) -> str
     return None
 
 
-def _decode(chain: Chain) -> None:
-    whole_state(chain.last, chain.hold(), None)
+class Decoder:
+    """Decodes checkpoints in full; each goes on from the one decoded before, where it builds on that.
+
+    So a chain takes one pass, not one for each of its files.
+
+    Args:
+        scan: of the folder.
+        own: the store's method object.
+    """
+
+    def __init__(self, scan: Scan, own: Method | None) -> None:
+        self._scan, self._own = scan, own
+        self._last: Decoded | None = None
+
+    def decode(self, entry: Entry) -> None:
+        """Decodes every tensor; raises what a reader of ``entry`` would meet."""
+        known, self._last = self._last, None  # lent once: a decoder may go on in its memory
+        with open_chain(self._scan, entry, self._own, known) as chain:
+            held = chain.hold()
+            whole_state(chain.last, held, None)
+        self._last = Decoded(entry.digest, held)
