@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.comm.two_bit import kernels
-from dynaquant_core.config import require
+from dynaquant_core.config import require, require_number
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from dynaquant_core.threads import map_threads, slices
 
@@ -97,11 +97,15 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
     Raises:
         UnsupportedStateError: the gradient is of another dtype, or sparse.
         StateMismatchError: residual and gradient are not of one size, or the residual is no flat float32.
-        ConfigError: a threshold is no number that float32 has as finite and above 0.
+        ConfigError: a threshold is no number that float32 has as finite and above 0; something is no tensor.
 
     Source: MXNet pull request 8662; the code 01 is ours.
     """
     _require_limits(above, below)
+    for name, tensor in (("residual", residual), ("gradient", gradient)):
+        found = type(tensor).__name__
+        require(isinstance(tensor, Tensor), f"two_bit: the {name} is {found}, expected a tensor.")
+    residual = residual.detach()
     require_floating(gradient, "a gradient")
     _require_flat(residual, gradient.numel())
     values = gradient.detach().reshape(-1).float()
@@ -128,9 +132,13 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
 
     Raises:
         StateMismatchError: the codes are no bytes, or the rows not of the length that ``count`` codes take.
-        ConfigError: a threshold is no number that float32 has as finite and above 0.
+        ConfigError: a threshold is no number that float32 has as finite and above 0; ``count`` or ``divisor``
+            is out of range.
     """
     _require_limits(above, below)
+    whole = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    require(whole, f"two_bit: count must be a whole number from 0, got {count!r}.")
+    require_number("two_bit", "divisor", divisor, 2.0**-64, 2.0**64)
     if gathered.dtype != torch.uint8:
         raise StateMismatchError(
             f"two_bit: codes are of {gathered.dtype}, expected torch.uint8, four codes a byte; hand over "

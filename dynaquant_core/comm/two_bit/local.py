@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dynaquant_core.comm.attach import trained_parameters
 from dynaquant_core.comm.two_bit import codes
@@ -63,6 +64,8 @@ class LocalReducer:
         self.settings = TwoBitSettings(
             threshold=threshold, negative_threshold=negative_threshold, reduce=reduce, warmup=warmup
         )
+        listed = isinstance(replicas, Sequence) and all(isinstance(one, nn.Module) for one in replicas)
+        require(listed, "two_bit: replicas must be a list of modules, two or more.")
         twice = len({id(replica) for replica in replicas}) < len(replicas)
         require(not twice, "two_bit: one module is given as two replicas; give each its own.")
         self._parameters = [trained_parameters(replica) for replica in replicas]
@@ -158,6 +161,12 @@ class LocalReducer:
 
 def _common_names(replicas: list[dict[str, nn.Parameter]]) -> list[str]:
     require(len(replicas) > 1, f"two_bit: expected two replicas or more, got {len(replicas)}.")
+    lazy = [name for replica in replicas for name, parameter in replica.items() if is_lazy(parameter)]
+    require(
+        not lazy,
+        f"two_bit: parameter {(lazy or [''])[0]!r} has no shape yet (a lazy module); call each replica on a "
+        "batch first.",
+    )
     shapes = [{name: tuple(item.shape) for name, item in parameters.items()} for parameters in replicas]
     for index, other in enumerate(shapes):
         differing = sorted({name for name, _ in shapes[0].items() ^ other.items()})
@@ -166,7 +175,8 @@ def _common_names(replicas: list[dict[str, nn.Parameter]]) -> list[str]:
             f"two_bit: replica {index} differs from the first in {', '.join(differing[:4])}; expected the "
             f"same parameters in all.",
         )
-    for name, parameter in replicas[0].items():
-        codes.require_floating(parameter, f"parameter {name!r}")
+    for replica in replicas:
+        for name, parameter in replica.items():
+            codes.require_floating(parameter, f"parameter {name!r}")
     require(bool(shapes[0]), "two_bit: the replicas have no parameter that is trained.")
     return list(shapes[0])

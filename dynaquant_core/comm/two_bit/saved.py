@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dynaquant_core.comm.two_bit.residuals import Residuals
 from dynaquant_core.comm.two_bit.settings import Reduce
@@ -74,7 +75,8 @@ def redistribute(
         >>> [round(value, 3) for value in one["parameters"]["weight"]["residual"].tolist()]
         [0.6]
     """
-    require(isinstance(ranks, int) and ranks > 0, f"two_bit: ranks must be 1 or more, got {ranks!r}.")
+    whole = isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0
+    require(whole, f"two_bit: ranks must be 1 or more, got {ranks!r}.")
     require_choice("two_bit", "reduce", reduce, (None, "mean", "sum"))
     _require_whole_job(states)
     reduce = reduce or states[0].get("reduce", "mean")
@@ -116,13 +118,32 @@ def require_step(step: Any) -> None:
         )
 
 
-def _require_whole_job(states: Sequence[Mapping[str, Any]]) -> None:
-    for state in states:
+def _require_whole_job(states: Any) -> None:
+    listed = isinstance(states, Sequence) and len(states) > 0
+    for state in states if listed else (None,):
         _require_keys(state)
-    found = [(state["rank"], state["ranks"], state["step"], list(state["parameters"])) for state in states]
+    found = [(state["rank"], state["ranks"], state["step"], _shapes(state)) for state in states]
     expected = [(rank, len(states), *found[0][2:]) for rank in range(len(states))]
-    if not states or found != expected:
+    joined = {state.get("reduce", "mean") for state in states}
+    if found != expected or len(joined) > 1 or not joined <= {"mean", "sum"}:
+        said = [f"rank {rank} of {ranks} at step {step}" for rank, ranks, step, _ in found]
         raise StateMismatchError(
-            f"two_bit: expected the states of all ranks of one job at one step, in their order; found "
-            f"{[f'rank {rank} of {ranks} at step {step}' for rank, ranks, step, _ in found]}."
+            f"two_bit: expected the states of all ranks of one job at one step, in their order, of the same "
+            f"parameters and joined in one way; found {said}, joined by {sorted(map(repr, joined))}."
         )
+
+
+def _shapes(state: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of each residual; raises StateMismatchError where one is no tensor of finite numbers."""
+    own = state["parameters"]
+    items = own.items() if isinstance(own, Mapping) else [("parameters", own)]
+    found = []
+    for name, entry in items:
+        residual = entry.get("residual") if isinstance(entry, Mapping) else None
+        if not isinstance(residual, Tensor) or not bool(residual.isfinite().all()):
+            raise StateMismatchError(
+                f"two_bit: the stored residual of {name!r} is no tensor of finite numbers; expected what "
+                "state_dict gave on each rank."
+            )
+        found.append((name, tuple(residual.shape)))
+    return found

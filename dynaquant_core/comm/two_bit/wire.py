@@ -75,7 +75,7 @@ def roles(servers: Sequence[int]) -> Roles:
     """
     ready = distributed.is_available() and distributed.is_initialized()
     require(ready, "two_bit: a parameter server needs torch.distributed; call init_process_group first.")
-    listed = isinstance(servers, Sequence) and not isinstance(servers, str)
+    listed = isinstance(servers, Sequence) and all(isinstance(rank, int) for rank in servers)
     require(listed, f"two_bit: servers must be a list of ranks, got {servers!r}.")
     ranks = distributed.get_world_size()
     good = len(set(servers)) == len(servers) > 0 and all(rank in range(ranks) for rank in servers)

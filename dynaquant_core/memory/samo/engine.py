@@ -20,9 +20,9 @@ from dynaquant_core.memory.samo.gradients import Collector
 from dynaquant_core.memory.samo.guard import (
     culprit,
     require_known,
-    require_layout,
     require_no_strays,
     require_same,
+    require_same_layer,
     values_of,
 )
 from dynaquant_core.memory.samo.masks import names_of
@@ -50,6 +50,7 @@ class Engine:
     Attributes:
         slots: one a trained parameter.
         temporary: bytes of the copy that the last expansion made.
+        copies: whether every layer has a theta32 of its own, pruned or not (mixed precision, a scaled loss).
         loaded: dense values of layers that lost some to their mask when they were written to, until the next
             step: if an optimizer's state with another mask comes next, they are what its layers begin with.
         skipped: steps left out because a scaled gradient was not finite.
@@ -73,7 +74,7 @@ class Engine:
         self.syncing = True
         self._skips = loss_scale is not None
         parameters = names_of(model)
-        self._copies = copies = dtype != torch.float32 or loss_scale is not None
+        self.copies = copies = dtype != torch.float32 or loss_scale is not None
         trained = {name: parameters[name] for name in names}
         self.slots, self.masters = masters_of(trained, masks, copies=copies)
         waiting = {slot.name: slot.param.grad for slot in self.slots if slot.param.grad is not None}
@@ -186,7 +187,7 @@ class Engine:
         A part's ``load_state_dict``, clipped or averaged weights: a dense training goes on from those, and
         here the next step would undo them.  Where theta32 was written to as well, it counts.
         """
-        require_layout(self.model, self.slots)
+        require_same(self.model, self.slots)
         self._follow_written()
 
     @torch.no_grad()
@@ -210,7 +211,7 @@ class Engine:
 
     def _remember(self, slot: Slot, kept: Tensor) -> None:
         """Keeps what expanding is about to zero; where theta32 are copies, a state has them of all layers."""
-        if self._copies or slot.index is None or slot.param._version == self._versions[slot][0]:
+        if self.copies or slot.index is None or slot.param._version == self._versions[slot][0]:
             return
         self.loaded.pop(slot.name, None)
         if int(slot.param.count_nonzero()) > int(kept.count_nonzero()):
@@ -221,7 +222,8 @@ class Engine:
 
     @torch.no_grad()
     def produced(self, slot: Slot) -> None:
-        """A gradient is complete."""
+        """A gradient is complete; raises StateMismatchError where it is of a model that was cast or moved."""
+        require_same_layer(slot)
         if self._reducer is None or not self.syncing:
             if not slot.own:
                 self._collector.collect(slot, reducing=False)
@@ -254,7 +256,7 @@ class Engine:
     def _judge(self) -> None:
         """Refuses gradients that are not finite, or drops them where the loss is scaled."""
         require_no_strays(self.slots)
-        if self._copies or self._reducer is not None:  # else what is new trains as it would anyway
+        if self.copies or self._reducer is not None:  # else what is new trains as it would anyway
             require_known(self.model, self.optimizer, self.slots)
         if self._reducer is not None:
             self._reducer.require_done()

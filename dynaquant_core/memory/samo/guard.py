@@ -21,6 +21,7 @@ __all__ = [
     "require_no_others",
     "require_no_strays",
     "require_same",
+    "require_same_layer",
     "values_of",
 ]
 
@@ -60,12 +61,17 @@ def require_same(model: nn.Module, slots: Iterable[Slot]) -> None:
     slots = list(slots)
     require_layout(model, slots)
     for slot in slots:
-        gradient, now = slot.gradient, slot.param
-        if gradient is not None and (gradient.dtype, gradient.device) != (now.dtype, now.device):
-            raise StateMismatchError(
-                f"samo: parameter {slot.name!r} was {gradient.dtype} on {gradient.device} when wrapped "
-                f"and is {now.dtype} on {now.device}; move and cast the model before samo.wrap."
-            )
+        require_same_layer(slot)
+
+
+def require_same_layer(slot: Slot) -> None:
+    """The same of one parameter's dtype and device alone."""
+    gradient, now = slot.gradient, slot.param
+    if gradient is not None and (gradient.dtype, gradient.device) != (now.dtype, now.device):
+        raise StateMismatchError(
+            f"samo: parameter {slot.name!r} was {gradient.dtype} on {gradient.device} when wrapped "
+            f"and is {now.dtype} on {now.device}; undo that; move and cast the model before samo.wrap."
+        )
 
 
 def require_known(model: nn.Module, optimizer: Optimizer, slots: Iterable[Slot]) -> None:

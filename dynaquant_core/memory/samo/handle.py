@@ -19,6 +19,7 @@ from dynaquant_core.memory.samo.guard import require_layout
 from dynaquant_core.memory.samo.places import mask_of
 from dynaquant_core.memory.samo.pruning import Pruning
 from dynaquant_core.memory.samo.state import from_state, numbered, to_state
+from dynaquant_core.memory.samo.swap import require_movable
 from dynaquant_core.state.compressed import MARK
 
 __all__ = ["Samo"]
@@ -109,7 +110,8 @@ class Samo:
         From then on the model is pruned; weights, moments and waiting gradients go on from what they are.
 
         Raises:
-            ConfigError: the pruner is not an early bird, or the model was unwrapped.
+            ConfigError: the pruner is not an early bird, the model was unwrapped, or the optimizer holds what
+                cannot follow its weights to a mask (LBFGS after a step).
         """
         require(not self._ended, "samo: end_epoch after unwrap(); wrap the model again to go on pruning.")
         if self._bird is None:
@@ -118,6 +120,7 @@ class Samo:
             )
         if self.active:
             return False
+        require_movable(self.optimizer, self.engine.slots)
         self.engine.follow_writes()
         weights = {slot.name: slot.master.detach() for slot in self.engine.slots}
         masks = self._pruning.masks(weights, self.model, self._names)
@@ -133,9 +136,11 @@ class Samo:
 
         Raises:
             StateMismatchError: as `masks`; the model stays wrapped.
+            ConfigError: the optimizer holds what cannot follow its weights (LBFGS after a step); likewise.
         """
         if self._ended:
             return
+        require_movable(self.optimizer, self.engine.slots)
         self.engine.follow_writes()
         self._ended = True
         self.engine.remove()

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dynaquant_core.config import require, require_number
 from dynaquant_core.errors import ConfigError
@@ -162,6 +163,10 @@ def _require_mask(name: str, mask: Any, parameter: Tensor) -> None:
         mask.dtype == torch.bool,
         f"samo: the mask of {name!r} is {mask.dtype}, expected torch.bool; use mask.bool() or mask != 0.",
     )
+    require(
+        mask.layout == torch.strided and not mask.is_meta,
+        f"samo: the mask of {name!r} is sparse or has no memory (meta), expected a dense bool tensor.",
+    )
     require(bool(mask.any()), f"samo: the mask of {name!r} keeps nothing; a layer needs one weight at least.")
 
 
@@ -173,6 +178,10 @@ def require_layer(name: str, parameter: Tensor) -> None:
         elements.
     """
     shown = str(parameter.dtype).removeprefix("torch.")
+    require(
+        not is_lazy(parameter),
+        f"samo: parameter {name!r} has no shape yet (a lazy module); call the model on a batch first.",
+    )
     require(
         parameter.dtype in _FLOATS,
         f"samo: parameter {name!r} is {shown}, expected float32, float16 or bfloat16; keep it out of the "

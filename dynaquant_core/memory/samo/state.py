@@ -27,6 +27,9 @@ KEY: Final = "samo"
 
 _PREFIX: Final = "samo."
 
+#: What it holds of a layer.
+LAYER: Final = frozenset({"name", "dtype", "shape", "stride", "bits", "theta32"})
+
 #: Whoever loads a run gives a model its weights first.
 LEFT: Final = (
     "The optimizer was left as it was, and so were weights that were not loaded into the model before."
@@ -105,6 +108,7 @@ def from_state(engine: Engine, state: Mapping[str, Any]) -> Stored:
             "samo: the optimizer's state holds no mask: it was saved without SAMO, or by a newer version; "
             f"load a dense state before samo.wrap, which compresses it. {LEFT}"
         )
+    _require_whole(found)
     slots = {slot.name: slot for slot in engine.slots}
     masks: dict[str, Tensor] = {}
     theta32: dict[str, Tensor] = {}
@@ -119,6 +123,17 @@ def from_state(engine: Engine, state: Mapping[str, Any]) -> Stored:
     _require_all(theta32, engine)
     _require_groups(engine, state)
     return Stored(bool(found["active"]), masks, theta32, found["pruner"])
+
+
+def _require_whole(found: Mapping[str, Any]) -> None:
+    """Refuses a state of which something is gone, or was made something else."""
+    layers = found.get("layers")
+    whole = isinstance(layers, list | tuple) and "active" in found and "pruner" in found
+    if not whole or any(not isinstance(one, Mapping) or not one.keys() >= LAYER for one in layers or ()):
+        raise StateMismatchError(
+            "samo: the optimizer's state is broken: it should hold 'active', 'pruner' and, for each layer, "
+            f"{', '.join(sorted(LAYER))}; take another checkpoint. {LEFT}"
+        )
 
 
 def _require_same(layer: Mapping[str, Any], slot: Slot | None) -> None:
@@ -178,10 +193,8 @@ def _require_groups(engine: Engine, state: Mapping[str, Any]) -> None:
 
 
 def _require_all(theta32: Mapping[str, Tensor], engine: Engine) -> None:
-    """Every layer with a theta32 of its own must have one in the state, whatever its mask was or is."""
-    lacking = [
-        slot.name for slot in engine.slots if not slot.own and slot.index is None and slot.name not in theta32
-    ]
+    """Where every layer has a theta32 of its own, whatever its mask, the state must hold all of them."""
+    lacking = [slot.name for slot in engine.slots if engine.copies and slot.name not in theta32]
     if lacking:
         raise StateMismatchError(
             f"samo: the state holds no theta32 of {', '.join(map(repr, lacking[:5]))}; build and wrap the "

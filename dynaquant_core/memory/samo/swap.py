@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory.samo.slots import Slot
 
-__all__ = ["moments_of", "require_optimizer", "swap_in", "swap_out"]
+__all__ = ["moments_of", "require_movable", "require_optimizer", "swap_in", "swap_out"]
+
+#: What optimizers count with: one number whatever the parameter's shape, and in float32.
+COUNTS: Final = frozenset({"step", "mu_product", "eta", "mu"})
 
 
 def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> list[str]:
@@ -62,17 +64,40 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
     return [name for name in parameters if name in set(trained)]
 
 
+def require_movable(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
+    """Refuses what cannot follow its weights to other places: LBFGS's directions are of all weights at once.
+
+    Raises:
+        ConfigError: the optimizer's state holds such a thing; nothing was changed.
+    """
+    for slot in slots:
+        strange = _strange(slot.master, optimizer.state.get(slot.master, {}))
+        require(
+            strange is None,
+            f"samo: the optimizer's {strange!r} of {slot.name!r} is not one value a weight, so it cannot "
+            "follow its weights to another mask or back to the dense model; call optimizer.state.clear() "
+            "first, and it begins anew from the weights; nothing was changed.",
+        )
+
+
 def _require_state(name: str, parameter: Tensor, entry: Mapping[str, Any]) -> None:
+    strange = _strange(parameter, entry)
+    require(
+        strange is None,
+        f"samo: the optimizer's {strange!r} of {name!r} is not one value a weight, so it cannot be "
+        "compressed; wrap before the first step.",
+    )
+
+
+def _strange(parameter: Tensor, entry: Mapping[str, Any]) -> str | None:
+    """What of a parameter's state is neither one value a weight nor one for all."""
     for key, value in entry.items():
         flat = isinstance(value, int | float | bool | str | type(None)) or (
             isinstance(value, Tensor) and (value.numel() == 1 or value.shape == parameter.shape)
         )
         if not flat:
-            raise ConfigError(
-                f"samo: the optimizer's {key!r} of {name!r} is not one value a weight, so it cannot be "
-                "compressed; "
-                "wrap before the first step."
-            )
+            return key
+    return None
 
 
 def swap_in(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
@@ -83,9 +108,10 @@ def swap_in(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
             continue
         entry = _replace(optimizer, slot.param, slot.master)
         for key, value in entry.items():
-            if _is_full(value, slot.param):
+            if _is_full(key, value, slot.param):
                 kept = slot.gather(value)
                 entry[key] = kept.to(_dtype(kept, slot.master), copy=True)
+    _forget_sizes(optimizer)
 
 
 def swap_out(optimizer: Optimizer, slots: Iterable[Slot], *, own_dtype: bool = True) -> None:
@@ -101,18 +127,25 @@ def swap_out(optimizer: Optimizer, slots: Iterable[Slot], *, own_dtype: bool = T
             continue
         entry = _replace(optimizer, slot.master, slot.param)
         for key, value in entry.items():
-            if _is_full(value, slot.master):
+            if _is_full(key, value, slot.master):
                 dtype = _dtype(value, slot.param) if own_dtype else value.dtype
                 dense = torch.zeros_like(slot.param, dtype=dtype)
                 slot.spread(value, dense)
                 entry[key] = dense
+    _forget_sizes(optimizer)
+
+
+def _forget_sizes(optimizer: Optimizer) -> None:
+    """LBFGS remembers how many weights there are."""
+    if "_numel_cache" in vars(optimizer):
+        vars(optimizer)["_numel_cache"] = None
 
 
 def _recast(optimizer: Optimizer, parameter: nn.Parameter) -> None:
     """Gives moments the dtype that their parameter has got."""
     entry = _replace(optimizer, parameter, parameter)
     for key, value in entry.items():
-        if _is_full(value, parameter):
+        if _is_full(key, value, parameter):
             entry[key] = value.to(_dtype(value, parameter))
 
 
@@ -124,11 +157,12 @@ def _dtype(value: Tensor, parameter: Tensor) -> torch.dtype:
 def moments_of(optimizer: Optimizer, slot: Slot) -> list[Tensor]:
     """The optimizer's tensors that hold one value for each weight of a slot."""
     entry = optimizer.state.get(slot.master, {})
-    return [value for value in entry.values() if _is_full(value, slot.master)]
+    return [value for key, value in entry.items() if _is_full(key, value, slot.master)]
 
 
-def _is_full(value: Any, like: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == like.shape and value.dim() > 0
+def _is_full(key: str, value: Any, like: Tensor) -> bool:
+    same = isinstance(value, Tensor) and value.shape == like.shape
+    return same and (value.dim() > 0 or key not in COUNTS)
 
 
 def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def wrap(
     try:
         names = _require(model, optimizer, settings)
         bird = _bird(pruner)
+        require_choice("samo", "embeddings", embeddings, (True, False))
         share = DEFAULT_SPARSITY if sparsity is None else sparsity
         pruning = Pruning(share, scope, dense_patterns(dense, model), embeddings)
         given = _given(mask, model, names, pruning, plain=sparsity is None and bird is None)

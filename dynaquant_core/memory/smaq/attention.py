@@ -12,15 +12,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
-__all__ = ["Attention"]
+__all__ = ["ATTENTION", "AttentionCall"]
+
+#: The functions that it goes through.
+ATTENTION: Final = frozenset({scaled_dot_product_attention, multi_head_attention_forward})
 
 #: Kernels fill the last dimension of what they are given up to a multiple of it.
 FILLED: Final = 8
@@ -32,7 +32,7 @@ SIGNATURE: Final = inspect.signature(multi_head_attention_forward)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """What a call of attention was given, and what matrix of scores it may make.
 
     Args:
@@ -49,7 +49,7 @@ class Call:
     head: int
 
     @classmethod
-    def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall:
         """A call of either function that torch has taken."""
         tensors = [one for one in (*args, *kwargs.values()) if type(one) in (Tensor, nn.Parameter)]
         given = frozenset(one.untyped_storage().data_ptr() for one in tensors)
@@ -70,52 +70,3 @@ class Call:
         shaped = tuple(tensor.shape[-2:]) == (self.rows, self.columns)
         scores = shaped and self.columns >= self.head + FILLED and tensor.numel() > self.largest
         return not scores or tensor.untyped_storage().data_ptr() in self.given
-
-
-class Attention(TorchFunctionMode):
-    """While it is entered, `spares` knows what is saved by a call of attention.
-
-    It says so instead of changing saved-tensor hooks, so that activation checkpointing and a user's own
-    hooks inside of the model go on seeing what they saw.  A compiled model calls attention between its
-    graphs: inside of one, queries would be made again in backward from packed maps.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told: tuple[Any, ...] | None = None
-        self._call: Call | None = None
-        self._noted: Any = torch.compiler.disable(_noted)  # type: ignore[no-untyped-call]
-        _leave_uncompiled()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Calls it; attention as `spares` wants to know."""
-        if func is scaled_dot_product_attention or func is multi_head_attention_forward:
-            return self._noted(self, func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-    def spares(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is being saved is one that attention needs as it is."""
-        if self._told is None:
-            return False
-        self._call = self._call or Call.of(*self._told)  # torch has looked at the arguments by now
-        return self._call.needs(tensor)
-
-
-def _noted(mode: Attention, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls attention; a function, for a method of its own would hold the mode in a cycle."""
-    mode._told = func, args, kwargs
-    try:
-        return func(*args, **kwargs)
-    finally:
-        mode._told = mode._call = None
-
-
-@cache
-def _leave_uncompiled() -> None:
-    """Between two graphs torch calls a mode by itself, and would compile it for each operation anew."""
-    # Torch has no public way that leaves it to be traced as a part of what calls it.
-    skip = getattr(torch._dynamo.eval_frame, "skip_code", None)
-    if skip is not None:
-        skip(Attention.__torch_function__.__code__)

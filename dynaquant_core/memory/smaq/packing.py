@@ -1,7 +1,8 @@
 """One forward pass: what autograd saves in it is packed, each run of memory once.
 
 Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
-log-probabilities, one value a row, what attention needs as it is, and what `Coder.takes` does not take.
+log-probabilities, one value a row, what attention and norms need as it is, and what `Coder.takes` does not
+take.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dynaquant_core.lazy import lazy
-from dynaquant_core.memory.smaq.attention import Attention
+from dynaquant_core.memory.smaq.calls import Calls
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
@@ -39,7 +40,8 @@ class Known:
             over; so another storage at the same address is another one.
         memory: as it is counted.
         runs: (dtype, version, which run of it, packed): the version changes when a tensor is written to.
-        kept: attention holds it as it is, so that packing it for others would cost memory and save none.
+        kept: attention or a norm holds it as it is, so that packing it for others would cost memory and save
+            none.
     """
 
     record: StorageWeakRef
@@ -65,7 +67,7 @@ class Forward:
         self.spared |= {address(tensor) for tensor in tensors_of(batch)}
         self.known: dict[int, Known] = {}
         self.counts: Counter[str] = Counter()
-        self.attention = Attention()
+        self.calls = Calls()
 
     @lazy
     def names(self) -> dict[nn.Module, str]:
@@ -80,7 +82,7 @@ class Forward:
         pack, read = (torch.compiler.disable(one) for one in (self.pack, unpack))  # type: ignore[no-untyped-call]
         opened = ExitStack()
         opened.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, read))
-        opened.enter_context(self.attention)
+        opened.enter_context(self.calls)
         return opened
 
     def pack(self, tensor: Tensor) -> Any:
@@ -96,7 +98,7 @@ class Forward:
             return Kept.of(tensor)
         record = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         known = self.known.setdefault(record.cdata, Known(record))
-        known.kept = known.kept or self.attention.spares(tensor)
+        known.kept = known.kept or self.calls.spares(tensor)
         if known.kept:
             return Kept.of(tensor)
         packed = covering(known, tensor) or self._packed(known, tensor)

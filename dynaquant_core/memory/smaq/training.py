@@ -10,6 +10,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice
@@ -235,6 +236,12 @@ def _require_arguments(
     model: Any, optimizers: Mapping[str, Any], feature_maps: Any, reuse: Any, smallest: Any
 ) -> None:
     require(isinstance(model, nn.Module), f"SmaQ: model must be a module, got {type(model).__name__}.")
+    lazy = [name for name, one in model.named_parameters() if is_lazy(one)]
+    require(
+        not lazy,
+        f"SmaQ: parameter {(lazy or [''])[0]!r} has no shape yet (a lazy module); call the model on a batch "
+        "first.",
+    )
     for one in optimizers.values():
         good = isinstance(one, Optimizer)
         require(good, f"SmaQ: {type(one).__name__} is no torch.optim.Optimizer.")

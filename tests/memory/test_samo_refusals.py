@@ -1,0 +1,179 @@
+"""What SAMO cannot follow it refuses in one sentence, and leaves model and optimizer as they were."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dynaquant_core.errors import ConfigError, StateMismatchError
+from dynaquant_core.memory import samo
+
+
+def net(*, bias: bool = True) -> nn.Sequential:
+    """Two layers."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16, bias=bias), nn.Tanh(), nn.Linear(16, 4, bias=bias))
+
+
+def stepped(model, optimizer, steps=3):
+    """Some steps with a closure, as LBFGS takes them."""
+    inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(inputs) - inputs[:, :4]).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        loss = optimizer.step(closure)
+    return loss.item()
+
+
+# -- LBFGS ---------------------------------------------------------------------------------------
+
+
+def test_lbfgs_is_unwrapped_once_it_has_forgotten_its_directions():
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, line_search_fn="strong_wolfe")
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
+    before = stepped(model, optimizer)
+    with pytest.raises(ConfigError, match="not one value a weight"):
+        handle.unwrap()
+    assert stepped(model, optimizer, 1) <= before  # still wrapped, and training
+    optimizer.state.clear()
+    handle.unwrap()
+    assert stepped(model, optimizer) <= before
+
+
+def test_a_ticket_is_not_drawn_under_lbfgs():
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
+    handle = samo.wrap(model, optimizer, pruner=samo.EarlyBird(window=1, distance=1.0), dtype=torch.float32)
+    stepped(model, optimizer, 1)
+    with pytest.raises(ConfigError, match=r"optimizer\.state\.clear"):
+        handle.end_epoch()
+    optimizer.state.clear()
+    while not handle.end_epoch():
+        pass
+    assert handle.sparsity > 0.5
+    stepped(model, optimizer)
+
+
+# -- moments of single numbers -------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A layer and one number, as CLIP's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(8, 16), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, inputs):
+        """Scaled."""
+        return self.layer(inputs) * self.scale
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.ASGD, torch.optim.RMSprop]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_single_number_s_moments_follow_its_dtype(kind, dtype):
+    model = Scaled().to(dtype)
+    optimizer = kind(model.parameters(), lr=1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(3, 8, dtype=dtype)).float().square().mean().backward()
+        optimizer.step()
+
+    step()
+    before = {
+        key: value.dtype for key, value in optimizer.state[model.scale].items() if torch.is_tensor(value)
+    }
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype)
+    step()
+    handle.unwrap()
+    step()
+    after = {
+        key: value.dtype for key, value in optimizer.state[model.scale].items() if torch.is_tensor(value)
+    }
+    assert before == after
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+def pair(mask, **options):
+    """A wrapped net without biases."""
+    model = net(bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    handle = samo.wrap(model, optimizer, mask, dtype=torch.float32, **options)
+    return model, optimizer, handle
+
+
+def masks():
+    """One of each layer."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.rand(shape, generator=generator) > 0.5 for shape in ((16, 8), (4, 16))]
+
+
+def test_a_state_that_lacks_a_layer_is_refused_before_masks_change():
+    first, last = masks()
+    _, saved, _ = pair({"0.weight": first})
+    state = copy.deepcopy(saved.state_dict())
+    model, optimizer, handle = pair({"0.weight": ~first, "2.weight": last}, loss_scale=1024.0)
+    weights = copy.deepcopy(model.state_dict())
+    with pytest.raises(StateMismatchError, match=r"no theta32 of '2\.weight'"):
+        optimizer.load_state_dict(state)
+    assert torch.equal(handle.masks()["0.weight"], ~first)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("gone", ["layers", "active", "pruner", "bits", "theta32"])
+def test_a_broken_state_is_named_so(gone):
+    first, _ = masks()
+    _, optimizer, _ = pair({"0.weight": first})
+    state = copy.deepcopy(optimizer.state_dict())
+    del (state["samo"] if gone in state["samo"] else state["samo"]["layers"][0])[gone]
+    with pytest.raises(StateMismatchError, match="broken"):
+        optimizer.load_state_dict(state)
+
+
+# -- models --------------------------------------------------------------------------------------
+
+
+def test_a_cast_model_is_refused_by_backward_save_and_unwrap():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
+    model.double()
+    with pytest.raises(StateMismatchError, match="float64"):
+        optimizer.state_dict()
+    with pytest.raises(StateMismatchError, match="float64"):
+        handle.unwrap()
+    with pytest.raises(StateMismatchError, match="float64"):
+        model(torch.ones(2, 8, dtype=torch.float64)).sum().backward()
+    model.float()
+    stepped(model, optimizer)
+    handle.unwrap()
+
+
+def test_a_lazy_model_and_masks_without_values_are_refused():
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match="no shape yet"):
+        samo.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for mask in (
+        torch.ones(16, 8, dtype=torch.bool).to_sparse(),
+        torch.ones(16, 8, dtype=torch.bool, device="meta"),
+    ):
+        with pytest.raises(ConfigError, match="expected a dense bool tensor"):
+            samo.wrap(model, optimizer, {"0.weight": mask})
+    with pytest.raises(ConfigError, match="embeddings"):
+        samo.wrap(model, optimizer, embeddings="no")
