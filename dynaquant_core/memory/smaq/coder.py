@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from dynaquant_core.config import require
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from dynaquant_core.memory.smaq.format import Format, Packed, described
 from dynaquant_core.memory.smaq.statistics import Statistics
@@ -151,9 +153,11 @@ class Coder:
             )
         try:
             known = {
-                place: (Statistics(mean, std), int(uses))
+                place: (Statistics(float(mean), float(std)), int(uses))
                 for place, (mean, std, uses) in state["statistics"].items()
             }
+            if not all(math.isfinite(one.mean) and 0 <= one.std < math.inf for one, _ in known.values()):
+                raise ValueError("a mean or a deviation is not finite")
             tallies = {role: Tally(**counts) for role, counts in state["tallies"].items()}
             streams = [state[name].cpu() for name in ("generator", "step_generator")]
             for stream in streams:
@@ -165,7 +169,9 @@ class Coder:
         return streams, known, tallies
 
     def reseed(self, seed: int) -> None:
-        """Begins both random streams anew."""
+        """Begins both random streams anew; raises ConfigError for what is no seed."""
+        whole = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**64
+        require(whole, f"SmaQ: a seed must be a whole number from -2^63 to 2^64 - 1, got {seed!r:.80}.")
         self.generator.manual_seed(seed)
         self._seed_step()
 

@@ -104,6 +104,9 @@ class Handle:
 
         Args:
             seed: the same on every rank of a data-parallel training.
+
+        Raises:
+            ConfigError: it is no whole number from -2^63 to 2^64 - 1.
         """
         self._coder.reseed(seed)
 
