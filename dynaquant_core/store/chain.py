@@ -203,19 +203,16 @@ def _is_alike(link: Link, part: str, specs: dict[str, TensorSpec], written: Part
 def open_chain(
     scan: Scan, entry: Entry, own: Method | None = None, known: Decoded | None = None
 ) -> Iterator[Chain]:
-    """Opens ``entry`` and every base below it, down to ``known`` where that is one; each index is verified.
+    """Opens ``entry`` and every base below it; each index is verified.
+
+    With ``known``, which is the base of ``entry``, only the two are opened.
 
     Raises:
         MissingBaseError: a base is not in the store; names it.
         CorruptFileError, StorageError: a file cannot be read.
         LimitError: the chain is deeper than any that is written.
     """
-    files = chain_of(scan, entry)
-    below = [file.digest for file in files[1:]]
-    if known is None or known.digest not in below:
-        known = None
-    else:
-        files = files[: below.index(known.digest) + 2]
+    files = chain_of(scan, entry)[: None if known is None else 2]
     with ExitStack() as stack:
         yield Chain([_open(stack, file) for file in files][::-1], own, known)
 

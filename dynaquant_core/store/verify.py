@@ -98,7 +98,9 @@ class Decoder:
 
     def decode(self, entry: Entry) -> None:
         """Decodes every tensor; raises what a reader of ``entry`` would meet."""
-        known, self._last = self._last, None  # lent once: a decoder may go on in its memory
+        last, self._last = self._last, None  # lent once: a decoder may go on in its memory
+        known = last if last is not None and last.digest == entry.base_digest else None
+        del last  # what begins anew needs room for one state, not two
         with open_chain(self._scan, entry, self._own, known) as chain:
             held = chain.hold()
             whole_state(chain.last, held, None)

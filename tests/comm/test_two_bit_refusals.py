@@ -22,6 +22,7 @@ def state(rank, value=0.25, **other):
     ("wrong", "said"),
     [
         ({"reduce": "sum"}, "joined"),
+        ({"reduce": ["mean"]}, "joined"),
         ({"parameters": {"w": {"residual": torch.zeros(3)}}}, "same parameters"),
         ({"parameters": {"w": {}}}, "residual of 'w'"),
         ({"parameters": {"w": {"residual": [0.0]}}}, "residual of 'w'"),
@@ -52,6 +53,7 @@ def test_replicas_that_are_none():
         two_bit.LocalReducer([nn.LazyLinear(2), nn.LazyLinear(2)])
     with pytest.raises(UnsupportedStateError, match="complex64"):
         two_bit.LocalReducer([nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)])
+    two_bit.LocalReducer(nn.ModuleList(nn.Linear(2, 2) for _ in range(2))).reduce()
 
 
 def test_codes_of_what_is_no_tensor():

@@ -57,8 +57,7 @@ def test_a_ticket_is_not_drawn_under_lbfgs():
     with pytest.raises(ConfigError, match=r"optimizer\.state\.clear"):
         handle.end_epoch()
     optimizer.state.clear()
-    while not handle.end_epoch():
-        pass
+    assert any(handle.end_epoch() for _ in range(3))
     assert handle.sparsity > 0.5
     stepped(model, optimizer)
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory import smaq
 
 BATCH, CHANNELS = 32, 32
@@ -81,10 +80,3 @@ def test_dead_channels_of_a_batch_norm_leave_the_gradients_of_the_others() -> No
 
     exact, coded = grown(coded=False), grown(coded=True)
     assert float((exact - coded).norm() / exact.norm()) < 0.1  # it was 17%
-
-
-def test_a_lazy_model_is_refused_before_it_is_coded() -> None:
-    model = nn.Sequential(nn.LazyLinear(64), nn.ReLU())
-    with pytest.raises(ConfigError, match=r"'0\.weight' has no shape yet"):
-        smaq.apply(model, None, gradients=False, weights=False, optimizer_state=False)
-    assert model(torch.randn(64, 32)).shape == (64, 64)

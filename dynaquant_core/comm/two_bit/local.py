@@ -64,7 +64,8 @@ class LocalReducer:
         self.settings = TwoBitSettings(
             threshold=threshold, negative_threshold=negative_threshold, reduce=reduce, warmup=warmup
         )
-        listed = isinstance(replicas, Sequence) and all(isinstance(one, nn.Module) for one in replicas)
+        listed = isinstance(replicas, Sequence | nn.ModuleList)
+        listed = listed and all(isinstance(one, nn.Module) for one in replicas)
         require(listed, "two_bit: replicas must be a list of modules, two or more.")
         twice = len({id(replica) for replica in replicas}) < len(replicas)
         require(not twice, "two_bit: one module is given as two replicas; give each its own.")

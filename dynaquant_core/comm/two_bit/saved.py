@@ -124,12 +124,12 @@ def _require_whole_job(states: Any) -> None:
         _require_keys(state)
     found = [(state["rank"], state["ranks"], state["step"], _shapes(state)) for state in states]
     expected = [(rank, len(states), *found[0][2:]) for rank in range(len(states))]
-    joined = {state.get("reduce", "mean") for state in states}
-    if found != expected or len(joined) > 1 or not joined <= {"mean", "sum"}:
+    joined = {repr(state.get("reduce", "mean")) for state in states}
+    if found != expected or joined not in ({"'mean'"}, {"'sum'"}):
         said = [f"rank {rank} of {ranks} at step {step}" for rank, ranks, step, _ in found]
         raise StateMismatchError(
             f"two_bit: expected the states of all ranks of one job at one step, in their order, of the same "
-            f"parameters and joined in one way; found {said}, joined by {sorted(map(repr, joined))}."
+            f"parameters and joined in one way; found {said}, joined by {', '.join(sorted(joined))}."
         )
 
 
