@@ -15,7 +15,8 @@ from tests.store.kit import exact_store, small_state
 
 LINKS = 40
 
-#: In a process that may not raise its limit: the newest, an explicit step, and what verify says.
+#: In a process that may not raise its limit: loading the newest and an explicit step, and a deep look at a
+#: second line, which goes back to the key; then what a look and a deep look at one line find.
 TIGHT = """
 import os, resource, sys
 from dynaquant_core.errors import StorageError
@@ -23,12 +24,13 @@ from dynaquant_core.store import CheckpointStore
 CheckpointStore(sys.argv[1]).load(0)  # what is imported on the way is there
 room = len(os.listdir("/proc/self/fd")) + 20
 resource.setrlimit(resource.RLIMIT_NOFILE, (room, room))
-for ask in (lambda store: store.load(), lambda store: store.load(39), lambda store: store.verify(deep=True)):
+line, second = map(CheckpointStore, sys.argv[1:])
+for ask in (line.load, lambda: line.load(39), lambda: second.verify(deep=True)):
     try:
-        ask(CheckpointStore(sys.argv[1]))
+        ask()
     except StorageError as error:
         print("limit on open files" in str(error))
-print([len(CheckpointStore(sys.argv[1]).verify())])
+print(len(line.verify()), len(line.verify(deep=True)))
 """
 
 
@@ -62,9 +64,13 @@ def test_the_limit_is_raised_while_a_chain_is_read_and_then_put_back(
 
 
 def test_where_it_cannot_be_raised_whole_files_are_neither_passed_over_nor_called_damaged(
-    long_chain: Path,
+    long_chain: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", TIGHT, str(long_chain)]
+    with exact_store(tmp_path, max_chain=LINKS + 4) as store:
+        for step in range(LINKS + 6):
+            store.save(step, {"x": small_state(step)["rng"]})
+        assert store.info(LINKS + 5).base_step == LINKS // 2 + 2
+    command = [sys.executable, "-c", TIGHT, str(long_chain), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "True", "True", "[0]"]
+    assert done.stdout.split() == ["True", "True", "True", "0", "0"]
