@@ -39,6 +39,7 @@ def bench(
     sizes: Annotated[str, typer.Option(help="Parameters, as 1M,10M,100M.")] = "1M,10M,50M",
     threads: Annotated[str, typer.Option(help="Thread counts, as 1,2.")] = "1,2",
     method: Annotated[str, typer.Option(help="For saves and loads: lattice or dynaquant.")] = DEFAULT_METHOD,
+    device: Annotated[str, typer.Option(help="Where the weights lie: all, cpu or cuda.")] = "all",
     as_json: Json = False,
 ) -> None:
     """Measure every stage, as ratios to a floor taken in the same process."""
@@ -47,7 +48,7 @@ def bench(
     raise_volume()
     from dynaquant_core.experiments.bench import run_bench
 
-    result = run_bench(counts, workers, method=method, progress=say)
+    result = run_bench(counts, workers, method=method, device=device, progress=say)
     if as_json:
         emit(result)
         return

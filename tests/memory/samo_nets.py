@@ -54,11 +54,12 @@ def conv(seed=0):
 def loss_of(model, seed, rows=8):
     """A fresh batch a seed, of real structure, so that there is something to learn."""
     generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
     if isinstance(model, CharGPT) or hasattr(model, "wte"):
         start = torch.randint(0, VOCABULARY, (rows, 1), generator=generator)
-        tokens = (start + 3 * torch.arange(17)) % VOCABULARY
+        tokens = ((start + 3 * torch.arange(17)) % VOCABULARY).to(device)
         return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    x = torch.randn(rows, 3, 10, 10, generator=generator)
+    x = torch.randn(rows, 3, 10, 10, generator=generator).to(device)
     return cross_entropy(model(x), (x.mean((1, 2, 3)) * 20).long().clamp(-2, 2) + 2)
 
 

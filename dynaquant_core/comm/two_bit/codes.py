@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -48,6 +49,9 @@ IN_BYTE, IN_WORD = 4, 16
 
 #: Bytes of codes that make a thread worth its hand-over: a mebibyte of float32.
 SLICE = 1 << 16
+
+#: Bytes of codes that a device works on at a time: 16 MB of gradients.
+DEVICE_PIECE = 1 << 20
 
 #: Codes of a block: with its residual and gradient they stay in a core's own cache.
 BLOCK = 1 << 14
@@ -188,26 +192,46 @@ def lost_to_rounding(total: Tensor, rounded: Tensor, share: float) -> Tensor | N
 
 def encode_by_torch(residual: Tensor, values: Tensor, above: float, below: float) -> Tensor:
     """`encode` of float32[n] as operations of torch; bit for bit what the kernel does."""
+    packed = torch.empty(packed_bytes(values.numel()), dtype=torch.uint8, device=values.device)
+    numbers = residual.new_tensor([0.0, above, -below])  # numbers alone would be of the default dtype
+    for part in _pieces(packed.numel()):
+        share = slice(part.start * IN_BYTE, part.stop * IN_BYTE)
+        codes = _coded(residual[share], values[share], above, below, numbers)
+        rest = (part.stop - part.start) * IN_BYTE - codes.numel()
+        padded = torch.nn.functional.pad(codes, (0, rest)) if rest else codes
+        first, second, third, fourth = padded.view(-1, IN_BYTE).unbind(1)
+        packed[part] = (first << 6) | (second << 4) | (third << 2) | fourth
+    return packed
+
+
+def _coded(residual: Tensor, values: Tensor, above: float, below: float, numbers: Tensor) -> Tensor:
+    """Codes of one piece, uint8[n]; its residual is changed."""
     held = residual + values
     finite = held.isfinite()
     up = finite & (held >= above)
     down = finite & (held <= -below)
-    zero, plus, minus = held.new_tensor([0.0, above, -below])  # numbers alone would be of the default dtype
+    zero, plus, minus = numbers
     sent = torch.where(up, plus, torch.where(down, minus, zero))
     residual.copy_(torch.where(finite, held - sent, residual))
-    codes = torch.zeros(packed_bytes(values.numel()) * IN_BYTE, dtype=torch.uint8, device=values.device)
-    codes[: values.numel()] = 3 * up.byte() + 2 * down.byte() + (~finite).byte()
-    first, second, third, fourth = codes.reshape(-1, IN_BYTE).unbind(1)
-    return (first << 6) | (second << 4) | (third << 2) | fourth
+    return 3 * up.byte() + 2 * down.byte() + (~finite).byte()
 
 
 def decode_by_torch(gathered: Tensor, count: int, above: float, below: float, divisor: float) -> Tensor:
     """`decode_sum` as operations of torch; bit for bit what the kernel does."""
-    fours = torch.from_numpy(_fours(above, below)).to(gathered.device)
-    total = torch.zeros((gathered.shape[1], IN_BYTE), dtype=torch.float32, device=gathered.device)
-    for row in gathered:
-        total += fours.index_select(0, row.int())
-    return total.div_(divisor).reshape(-1)[:count]
+    fours = torch.from_numpy(_fours(above, below)).to(gathered.device).t().contiguous()
+    out = torch.empty((gathered.shape[1], IN_BYTE), dtype=torch.float32, device=gathered.device)
+    for part in _pieces(gathered.shape[1]):
+        total = torch.zeros((IN_BYTE, part.stop - part.start), dtype=torch.float32, device=gathered.device)
+        for row in gathered[:, part]:
+            total += fours.index_select(1, row.int())
+        out[part] = total.div_(divisor).t()
+    return out.view(-1)[:count]
+
+
+def _pieces(count: int) -> Iterator[slice]:
+    """Bytes of codes that are worked on at a time, so that what is needed besides stays small."""
+    for start in range(0, count, DEVICE_PIECE):
+        yield slice(start, min(start + DEVICE_PIECE, count))
 
 
 # -- on the host ---------------------------------------------------------------------------------

@@ -1,19 +1,24 @@
-"""The same stages on a CUDA device, against CuPy's quantile and cuML's K-means where they are installed."""
+"""The stages that touch every weight on a CUDA device; against CuPy and cuML where they are installed."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dynaquant_core.experiments.bench.stages import fit, weights_like
 from dynaquant_core.experiments.bench.timing import Measurement, median_seconds
+from dynaquant_core.experiments.bench.values import STEP
 from dynaquant_core.quantize.buckets import BitBuckets
 from dynaquant_core.quantize.codebook import lookup
+from dynaquant_core.quantize.codebook import table as level_values
+from dynaquant_core.quantize.lattice.offsets import offset_key
+from dynaquant_core.quantize.lattice.quantise import dequantise, quantise
 from dynaquant_core.quantize.partition import Cut
-from dynaquant_core.quantize.seam import assign, histogram
+from dynaquant_core.quantize.seam import assign, gather, histogram
 
 __all__ = ["cuda_stages"]
 
@@ -28,8 +33,11 @@ def finished(call: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def cuda_stages(count: int) -> Iterator[Measurement]:
-    """Sketch and code look-up of ``count`` float32 weights on the current CUDA device."""
+def cuda_stages(count: int, threads: int = 1) -> Iterator[Measurement]:
+    """Sketch, codes and symbols of ``count`` float32 weights on the current CUDA device, and back.
+
+    Codes end in host memory, so the floor of a save is the copy of the weights themselves that it spares.
+    """
     values = weights_like(count).cuda()
     floor = median_seconds(finished(values.sum))
     signed = BitBuckets(signed=True)
@@ -38,7 +46,7 @@ def cuda_stages(count: int) -> Iterator[Measurement]:
         return Measurement(
             stage=stage,
             parameters=count,
-            threads=1,
+            threads=threads,
             device="cuda",
             seconds=seconds,
             floor_ratio=seconds / floor,
@@ -58,6 +66,20 @@ def cuda_stages(count: int) -> Iterator[Measurement]:
     rival = median_seconds(finished(lambda: torch.bucketize(values, edges)))
     ours = median_seconds(finished(lambda: assign(values, None, cut, table, signed)))
     yield row("code look-up", ours, "torch.bucketize", rival)
+    codes, _ = assign(values, None, cut, table, signed)
+    to_host = median_seconds(values.cpu)
+    to_device = median_seconds(finished(values.cpu().cuda))
+    out, exact = torch.empty_like(values), np.zeros(0, np.uint16)
+    levels = level_values(centres)
+    ours = median_seconds(finished(lambda: gather(codes, levels, exact, out)))
+    yield row("weights of codes", ours, "copy of float32 to the device", to_device)
+    symbols, key = np.zeros(count, np.uint8), offset_key(0, "bench")
+    escapes = quantise(values, STEP, key, symbols)
+    assert escapes is not None  # weights of this spread have symbols at this step
+    ours = median_seconds(lambda: quantise(values, STEP, key, symbols))
+    yield row("lattice quantise", ours, "copy of float32 to the host", to_host)
+    ours = median_seconds(finished(lambda: dequantise(symbols, escapes, STEP, key, out)))
+    yield row("lattice decode", ours, "copy of float32 to the device", to_device)
     name, rival = cuml_kmeans(values)
     if rival is not None:
         ours = median_seconds(lambda: fit(signed.values[used], counts[used], 16))

@@ -40,6 +40,7 @@ def run_bench(
     threads: Sequence[int] = (1, 2),
     *,
     method: str = DEFAULT_METHOD,
+    device: str = "all",
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measures every stage; see the package for what counts.
@@ -48,17 +49,23 @@ def run_bench(
         sizes: float32 parameters of the tensors and models measured.
         threads: numbers of threads to allow, one pass each.
         method: that saves and loads are measured with, one of `saving.CONFIGS`.
+        device: where the weights lie: "cpu"; "cuda"; or "all", which is both where there is a CUDA device.
         progress: called with a line before each group of stages.
 
     Returns:
         {"environment", "rows": one mapping a `Measurement`, "process": figures of a process of its own}.
 
     Raises:
-        ConfigError: there is no fixed configuration for the method, or a size or a number of threads is more
-            than a machine has.
+        ConfigError: there is no fixed configuration for the method, no such device, or a size or a number of
+            threads is more than a machine has.
         ExperimentError: the measuring child process failed.
     """
     require_choice("bench", "method", method, tuple(CONFIGS))
+    require_choice("bench", "device", device, ("all", "cpu", "cuda"))
+    require(
+        device != "cuda" or torch.cuda.is_available(),
+        "bench: there is no CUDA device here; leave --device out, or run it where there is one.",
+    )
     require(
         min(sizes) >= LEAST_SIZE,
         f"bench: sizes must be {LEAST_SIZE:,} parameters or more, got {min(sizes):,}.",
@@ -71,12 +78,14 @@ def run_bench(
     for count in threads:
         with thread_limit(count):
             for size in sizes:
-                rows += measured(size, count, method, say)
-    say("peak memory and first save, in a process of their own")
+                rows += measured(size, count, method, device, say)
+    kinds = () if device == "cuda" else ("weights", "adam", "search")
+    if kinds:
+        say("peak memory and first save, in a process of their own")
     return {
         "environment": environment(),
         "rows": [row.as_dict() for row in rows],
-        "process": {what: child_figures(max(sizes), what, method) for what in ("weights", "adam", "search")},
+        "process": {what: child_figures(max(sizes), what, method) for what in kinds},
     }
 
 
@@ -90,17 +99,23 @@ def _require_room(size: int) -> None:
     )
 
 
-def measured(size: int, threads: int, method: str, say: Callable[[str], None]) -> Iterator[Measurement]:
+def measured(
+    size: int, threads: int, method: str, device: str, say: Callable[[str], None]
+) -> Iterator[Measurement]:
     """All rows of one size under one number of threads."""
-    say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: stages")
-    yield from tensor_stages(size, threads)
-    yield from value_stages(size, threads)
-    if threads == 1:
-        yield from coding_stages(size, threads)
-    say(f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}: saving and loading")
-    yield from saving_stages(size, threads, method)
-    if torch.cuda.is_available():
-        yield from cuda_stages(size)
+    told = f"{size:,} parameters, {threads} thread{'s' if threads > 1 else ''}"
+    if device != "cuda":
+        say(f"{told}: stages")
+        yield from tensor_stages(size, threads)
+        yield from value_stages(size, threads)
+        if threads == 1:
+            yield from coding_stages(size, threads)
+        say(f"{told}: saving and loading")
+        yield from saving_stages(size, threads, method)
+    if device != "cpu" and torch.cuda.is_available():
+        say(f"{told}: on the CUDA device")
+        yield from cuda_stages(size, threads)
+        yield from saving_stages(size, threads, method, "cuda")
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def moved(state: dict[str, Tensor], share: float = 0.02, seed: int = 1) -> dict[
     """The state after a stretch of training: every weight moved by ``share`` of its layer's deviation."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: tensor + share * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        name: tensor + share * tensor.std() * torch.randn(tensor.shape, generator=generator).to(tensor.device)
         for name, tensor in state.items()
     }
 
@@ -65,11 +65,15 @@ def torch_save(state: dict[str, Tensor], path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def saving_stages(count: int, threads: int, method: str) -> Iterator[Measurement]:
-    """A delta save, the calling thread's part of it, loading a key and one delta more."""
+def saving_stages(count: int, threads: int, method: str, device: str = "cpu") -> Iterator[Measurement]:
+    """A delta save of tensors on a device, the calling thread's part of it, loading a key and one delta more.
+
+    What is loaded, and what it is compared with, comes to the CPU.
+    """
     with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
         root = Path(folder)
-        plain, state = root / "plain.pt", layers(count)
+        plain = root / "plain.pt"
+        state = {name: tensor.to(device) for name, tensor in layers(count).items()}
         count = sum(tensor.numel() for tensor in state.values())
         torch_save(state, plain)
         store = CheckpointStore(root / "store", method=method, max_chain=16)
@@ -81,7 +85,7 @@ def saving_stages(count: int, threads: int, method: str) -> Iterator[Measurement
                 stage=stage,
                 parameters=count,
                 threads=threads,
-                device="cpu",
+                device=device,
                 seconds=taken[stage],
                 against=against,
                 speedup=taken[against] / taken[stage],
@@ -124,7 +128,7 @@ def loading(store: CheckpointStore, plain: Path) -> dict[str, float]:
     """Median seconds of loading a key, and of what a link adds, beside torch.load; fresh memory for all."""
     taken = side_by_side(
         {
-            "torch.load": lambda: torch.load(plain, weights_only=True),
+            "torch.load": lambda: torch.load(plain, map_location="cpu", weights_only=True),
             "load (key)": lambda: store.load(0),
             "chain": lambda: store.load(LINKS),
         },

@@ -37,8 +37,8 @@ MOST: Final = 2**31 - 1
 #: Below this many values a second thread costs more than it saves.
 _SLICE: Final = 1 << 17
 
-#: Places that are made int64 at a time where torch copies by index: 2 MiB.
-_CHUNK: Final = 1 << 18
+#: Places that are made int64 at a time where torch copies by index: 32 MiB.
+_CHUNK: Final = 1 << 22
 
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -139,10 +139,9 @@ def expand(values: Tensor, index: Tensor, flat: Tensor) -> None:
     source, target = values.view(word), flat.view(word)
     target.zero_()
     if flat.device.type != "cpu":
-        for part in slices(index.numel(), minimum=_CHUNK):
-            for at in range(part.start, part.stop, _CHUNK):
-                some = slice(at, min(at + _CHUNK, part.stop))
-                target.index_copy_(0, index[some].long(), source[some])
+        for at in range(0, index.numel(), _CHUNK):
+            some = slice(at, at + _CHUNK)
+            target.index_copy_(0, index[some].long(), source[some])
         return
     arrays = target.numpy(), index.numpy(), source.numpy()
     map_threads(

@@ -6,13 +6,14 @@ Whole pieces of chunks are worked on at a time, so that what is needed besides d
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count, groups
+from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count
 from dynaquant_core.memory.smaq.cpu_path import scaled
 from dynaquant_core.memory.smaq.levels import Levels
 from dynaquant_core.memory.smaq.smaq_kernels import HALF_UNIT, UNIT
@@ -22,8 +23,8 @@ from dynaquant_core.quantize.lattice.torch_path import offsets
 
 __all__ = ["encode", "pack_bits", "read", "settle", "unpack_bits"]
 
-#: Chunks worked on at a time.
-TOGETHER = 64
+#: Chunks worked on at a time: enough that a device is busy, few enough that they take little of its memory.
+TOGETHER = 256
 
 #: From an offset in (-.5, .5) to a draw in (0, 1); exact.
 TO_DRAW = float(HALF_UNIT) - float(offset_kernels.LOWEST)
@@ -47,18 +48,42 @@ def unpack_bits(packed: Tensor, size: int) -> Tensor:
 
 def pack_run(codes: Tensor, width: int) -> Tensor:
     """uint8[n], each below 2^width, as uint8[ceil(n / 8) width]; spare codes are 0."""
-    eights = torch.zeros((-(-codes.numel() // 8), 8), dtype=torch.int64, device=codes.device)
-    eights.view(-1)[: codes.numel()] = codes.long()
-    shifts = torch.arange(8, device=codes.device)
-    words = (eights << (shifts * width)).sum(dim=1)
-    return ((words[:, None] >> (shifts[:width] * 8)) & 0xFF).to(torch.uint8).view(-1)
+    bytes_of = filled(codes, -(-codes.numel() // 8) * 8)
+    if width == 8 or not codes.numel():
+        return bytes_of
+    # Eight codes are a word, a byte each; neighbours move together, then pairs, then fours.
+    words = bytes_of.view(torch.int64)
+    for size in (8, 16, 32):
+        low, apart = _fields(size, size // 8 * width), size - size // 8 * width
+        words = (words & low) | ((words >> apart) & (low << (size // 8 * width)))
+    return words.view(torch.uint8).view(-1, 8)[:, :width].reshape(-1)
 
 
 def unpack_run(packed: Tensor, width: int) -> Tensor:
     """Undoes `pack_run`, spare codes included: uint8[8 groups]."""
-    shifts = torch.arange(8, device=packed.device)
-    words = (packed.view(-1, width).long() << (shifts[:width] * 8)).sum(dim=1)
-    return ((words[:, None] >> (shifts * width)) & ((1 << width) - 1)).to(torch.uint8).view(-1)
+    if width == 8 or not packed.numel():
+        return packed
+    eights = torch.zeros((packed.numel() // width, 8), dtype=torch.uint8, device=packed.device)
+    eights[:, :width] = packed.view(-1, width)
+    words = eights.view(-1).view(torch.int64)
+    for size in (32, 16, 8):
+        low, apart = _fields(size, size // 8 * width), size - size // 8 * width
+        words = (words & low) | ((words & (low << (size // 8 * width))) << apart)
+    return words.view(torch.uint8)
+
+
+def _fields(size: int, bits: int) -> int:
+    """The lowest ``bits`` of every other field of ``size`` bits in a word, from the first one on."""
+    return sum(((1 << bits) - 1) << start for start in range(0, 64, 2 * size))
+
+
+def filled(flat: Tensor, size: int) -> Tensor:
+    """[n] as [size], with zeros behind; itself where it is as long."""
+    if flat.numel() == size:
+        return flat
+    out = torch.zeros(size, dtype=flat.dtype, device=flat.device)
+    out[: flat.numel()] = flat
+    return out
 
 
 def pieces(size: int) -> Iterator[tuple[slice, slice]]:
@@ -68,6 +93,12 @@ def pieces(size: int) -> Iterator[tuple[slice, slice]]:
         yield slice(first, last), slice(first * CHUNK, min(last * CHUNK, size))
 
 
+def standardised(part: Tensor, statistics: Statistics) -> Tensor:
+    """float32 distances from the mean, in standard deviations."""
+    mean, inverse = scaled(statistics)
+    return (part.float() - float(mean)) * float(inverse)
+
+
 def drawn(
     part: Tensor, levels: Levels, statistics: Statistics, key: int, values: slice
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,50 +106,89 @@ def drawn(
     box, limit, inner_scale, inner_last, outer_scale, outer_last, sign = (
         float(value) for value in levels.geometry()
     )
-    mean, inverse = scaled(statistics)
-    z = (part.float() - float(mean)) * float(inverse)
+    z = standardised(part, statistics)
     draw = offsets(np.uint64(key), values, part.device) + TO_DRAW
     inside = ((z + box) * inner_scale + draw).clamp_(0, inner_last).to(torch.uint8)
     outside = ((z.abs().clamp_(max=limit) - box) * outer_scale + draw).clamp_(0, outer_last).to(torch.uint8)
     return z.abs() > box, inside, outside | ((z < 0).to(torch.uint8) * int(sign))
 
 
-def compacted(codes: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen of these codes, each chunk's in whole groups of eight; spare codes are 0.
-
-    Args:
-        codes: uint8[chunks, CHUNK].
-        chosen: bool of that shape.
-    """
-    counts = chosen.sum(dim=1)
-    starts = (groups(counts).cumsum(0) - groups(counts)) * 8
-    out = torch.zeros(int(groups(counts).sum()) * 8, dtype=torch.uint8, device=codes.device)
-    places = starts[:, None] + chosen.cumsum(dim=1) - 1
-    out[places[chosen]] = codes[chosen]
-    return out
-
-
 def in_rows(flat: Tensor, chunks: slice) -> Tensor:
     """[n] as [chunks, CHUNK], filled up with zeros."""
-    rows = torch.zeros((chunks.stop - chunks.start, CHUNK), dtype=flat.dtype, device=flat.device)
-    rows.view(-1)[: flat.numel()] = flat
-    return rows
+    return filled(flat, (chunks.stop - chunks.start) * CHUNK).view(-1, CHUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the codes of a tensor are: the inliers' of some chunks, and then the outliers' of the same.
+
+    What is needed of the ends lies on the device too, so that no piece has to wait for it.
+    """
+
+    runs: Runs
+    inner: Tensor
+    outer: Tensor
+
+    @classmethod
+    def of(cls, counts: Tensor, size: int, device: torch.device) -> Places:
+        """Places of ``size`` values with so many outliers a chunk (on the CPU)."""
+        runs = Runs.of(counts, size)
+        return cls(runs, runs.inner.to(device, torch.int32), runs.outer.to(device, torch.int32))
+
+    def parts(self, chunks: slice) -> tuple[slice, slice]:
+        """Groups of eight codes of some chunks, in the run of inliers and in that of outliers."""
+        first, last = chunks.start, chunks.stop
+        inner, outer = self.runs.inner, self.runs.outer
+        return slice(int(inner[first]), int(inner[last])), slice(int(outer[first]), int(outer[last]))
+
+    def within(self, outlying: Tensor, chunks: slice) -> Tensor:
+        """int32[n]: place of each value's code among the codes of some chunks.
+
+        Args:
+            outlying: bool[n].
+            chunks: theirs.
+        """
+        near, _ = self.parts(chunks)
+        rows = in_rows(outlying, chunks)
+        rank = rows.cumsum(dim=1, dtype=torch.int32)
+        ahead = (self.outer[chunks] - self.outer[chunks.start] + (near.stop - near.start)) * 8 - 1
+        far = rank + ahead[:, None]
+        counted = torch.arange(CHUNK, dtype=torch.int32, device=rows.device)
+        near_ahead = (self.inner[chunks] - self.inner[chunks.start]) * 8
+        place = torch.where(rows, far, counted - rank + near_ahead[:, None])
+        return place.view(-1)[: outlying.numel()]
 
 
 def encode(
     flat: Tensor, levels: Levels, statistics: Statistics, key: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `cpu_path.encode`; mask, inner and outer are on the tensor's device, the counts on the CPU."""
-    masks, inners, outers, counts = [], [], [], []
-    for chunks, values in pieces(flat.numel()):
+    size, device, box = flat.numel(), flat.device, float(levels.geometry()[0])
+    counted = [
+        in_rows(standardised(flat[values], statistics).abs() > box, chunks).sum(dim=1)
+        for chunks, values in pieces(size)
+    ]
+    counts = torch.cat(counted).to(torch.int16).cpu()  # all that the host waits for
+    places = Places.of(counts, size, device)
+    widths = levels.inner_width, levels.outer_width
+    mask = torch.empty(-(-size // 8), dtype=torch.uint8, device=device)
+    runs = [
+        torch.empty(int(ends[-1]) * width, dtype=torch.uint8, device=device)
+        for ends, width in zip((places.runs.inner, places.runs.outer), widths, strict=True)
+    ]
+    for chunks, values in pieces(size):
         outlying, inside, outside = drawn(flat[values], levels, statistics, key, values)
-        far = in_rows(outlying, chunks)
-        near = in_rows(~outlying, chunks)
-        masks.append(pack_bits(outlying))
-        inners.append(pack_run(compacted(in_rows(inside, chunks), near), levels.inner_width))
-        outers.append(pack_run(compacted(in_rows(outside, chunks), far), levels.outer_width))
-        counts.append(far.sum(dim=1).to(torch.int16))
-    return torch.cat(masks), torch.cat(inners), torch.cat(outers), torch.cat(counts).cpu()
+        mask[values.start // 8 : -(-values.stop // 8)] = pack_bits(outlying)
+        near, far = places.parts(chunks)
+        room = near.stop - near.start + far.stop - far.start
+        codes = torch.zeros(room * 8, dtype=torch.uint8, device=device)
+        codes.scatter_(0, places.within(outlying, chunks).long(), torch.where(outlying, outside, inside))
+        border = (near.stop - near.start) * 8
+        for run, part, some, width in zip(
+            runs, (near, far), (codes[:border], codes[border:]), widths, strict=True
+        ):
+            run[part.start * width : part.stop * width] = pack_run(some, width)
+    return mask, runs[0], runs[1], counts
 
 
 def read(
@@ -132,34 +202,35 @@ def read(
     wanted: slice,
 ) -> Tensor:
     """See `cpu_path.read`; float32[m] on the device of the mask."""
-    runs, device = Runs.of(counts, size), mask.device
-    near_table, far_table = (torch.from_numpy(table).to(device) for table in tables)
-    out = []
+    places, device = Places.of(counts, size, mask.device), mask.device
+    table, behind = joined(tables, device), len(tables[0])
+    first_value = wanted.start * CHUNK
+    out = torch.empty(
+        max(min(wanted.stop * CHUNK, size) - first_value, 0), dtype=torch.float32, device=device
+    )
     for first in range(wanted.start, wanted.stop, TOGETHER):
-        last = min(first + TOGETHER, wanted.stop)
-        length = min(last * CHUNK, size) - first * CHUNK
-        far = unpack_bits(mask[first * CHUNK // 8 : -(-min(last * CHUNK, size) // 8)], length)
-        near_codes = _codes(inner, runs.inner, slice(first, last), levels.inner_width)
-        far_codes = _codes(outer, runs.outer, slice(first, last), levels.outer_width)
-        rows = in_rows(far, slice(first, last))
-        near_places = _places(~rows, runs.inner, slice(first, last)).view(-1)[:length]
-        far_places = _places(rows, runs.outer, slice(first, last)).view(-1)[:length]
-        found = torch.empty(length, dtype=torch.float32, device=device)
-        found[far] = far_table[far_codes[far_places[far]].long()]
-        found[~far] = near_table[near_codes[near_places[~far]].long()]
-        out.append(found)
-    return torch.cat(out) if out else torch.empty(0, device=device)
+        chunks = slice(first, min(first + TOGETHER, wanted.stop))
+        values = slice(first * CHUNK, min(chunks.stop * CHUNK, size))
+        outlying = unpack_bits(mask[values.start // 8 : -(-values.stop // 8)], values.stop - values.start)
+        near, far = places.parts(chunks)
+        codes = torch.cat(
+            [
+                unpack_run(run[part.start * width : part.stop * width], width)
+                for run, part, width in (
+                    (inner, near, levels.inner_width),
+                    (outer, far, levels.outer_width),
+                )
+            ]
+        )
+        level = codes.index_select(0, places.within(outlying, chunks)).int()
+        level += outlying.int() * behind
+        out[values.start - first_value : values.stop - first_value] = table.index_select(0, level)
+    return out
 
 
-def _codes(packed: Tensor, ends: Tensor, chunks: slice, width: int) -> Tensor:
-    first, last = int(ends[chunks.start]), int(ends[chunks.stop])
-    return unpack_run(packed[first * width : last * width], width)
-
-
-def _places(chosen: Tensor, ends: Tensor, chunks: slice) -> Tensor:
-    """Where the code of each chosen value is in what `_codes` returned."""
-    starts = (ends[chunks] - ends[chunks.start]).to(chosen.device) * 8
-    return starts[:, None] + chosen.cumsum(dim=1) - 1
+def joined(tables: tuple[NDArray[np.float32], NDArray[np.float32]], device: torch.device) -> Tensor:
+    """The values of inliers and behind them those of outliers, on a device."""
+    return torch.from_numpy(np.concatenate(tables)).to(device)
 
 
 def settle(
@@ -170,10 +241,12 @@ def settle(
     tables: tuple[NDArray[np.float32], NDArray[np.float32]],
 ) -> tuple[Tensor, int]:
     """See `cpu_path.settle`."""
-    near_table, far_table = (torch.from_numpy(table).to(flat.device) for table in tables)
-    out, outliers = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device), 0
+    table, behind = joined(tables, flat.device), len(tables[0])
+    out = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
+    outliers = torch.zeros((), dtype=torch.int64, device=flat.device)
     for _, values in pieces(flat.numel()):
         outlying, inside, outside = drawn(flat[values], levels, statistics, key, values)
-        out[values] = torch.where(outlying, far_table[outside.long()], near_table[inside.long()])
-        outliers += int(outlying.sum())
-    return out, outliers
+        level = torch.where(outlying, outside.int() + behind, inside.int())
+        out[values] = table.index_select(0, level)
+        outliers += outlying.sum()
+    return out, int(outliers)

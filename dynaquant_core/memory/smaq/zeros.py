@@ -39,17 +39,24 @@ def split(flat: Tensor, ends: Ends) -> tuple[Tensor, Tensor | None]:
         return flat, None
     if flat.device.type == "cpu":
         return flat[there], torch.from_numpy(np.packbits(there.numpy(), bitorder="little"))
-    return flat[there], torch_path.pack_bits(there)
+    # In pieces: torch makes a 64-bit place of every value that is chosen.
+    kept = torch.cat([flat[part][there[part]] for _, part in torch_path.pieces(flat.numel())])
+    return kept, torch.cat([torch_path.pack_bits(there[part]) for _, part in torch_path.pieces(flat.numel())])
 
 
 def join(values: Tensor, mask: Tensor | None, size: int) -> Tensor:
     """Puts the zeros back: [size] of the dtype of ``values``."""
     if mask is None:
         return values
+    out = torch.zeros(size, dtype=values.dtype, device=values.device)
     if mask.device.type == "cpu":
         there = torch.from_numpy(np.unpackbits(mask.numpy(), count=size, bitorder="little").view(np.bool_))
-    else:
-        there = torch_path.unpack_bits(mask, size)
-    out = torch.zeros(size, dtype=values.dtype, device=values.device)
-    out[there] = values
+        out[there] = values
+    elif values.numel():
+        before = torch.zeros((), dtype=torch.int64, device=values.device)  # a device's, so nothing waits
+        for _, part in torch_path.pieces(size):
+            there = torch_path.unpack_bits(mask[part.start // 8 : -(-part.stop // 8)], part.stop - part.start)
+            places = there.cumsum(0) + (before - 1)
+            before = places[-1] + 1
+            torch.where(there, values.index_select(0, places.clamp_(min=0)), out[part], out=out[part])
     return out

@@ -1,0 +1,26 @@
+"""Where a test runs: on the CPU, which proves the test, and on a CUDA device where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+NEEDS_CUDA = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device: none in this machine"
+)
+CUDA = pytest.param("cuda", marks=NEEDS_CUDA)
+
+#: For a fixture or a parameter "device".
+EVERYWHERE = pytest.mark.parametrize("device", ["cpu", CUDA])
+
+
+def bits(tree):
+    """A tree with each tensor as the CPU has it: dtype, shape and bytes."""
+    if isinstance(tree, torch.Tensor):
+        flat = tree.detach().cpu().contiguous()
+        return str(tree.dtype), tuple(tree.shape), flat.view(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(tree, dict):
+        return {key: bits(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [bits(value) for value in tree]
+    return tree
