@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.resnet import ResNet
 from dynaquant_core.memory import samo, smaq
-from tests.device.places import CUDA, EVERYWHERE, NEEDS_CUDA, bits
+from tests.device.places import CUDA, EVERYWHERE, NEEDS_CUDA, bits, everywhere
 from tests.memory.nets import ONLY_MAPS
 from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, equal, gpt, loss_of, twin
 
@@ -166,7 +167,7 @@ def test_device_memory_of_a_step_falls(kind):
     assert packed_highest < highest
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("feature_maps", ["saved", "inline"])
 def test_a_training_with_everything_coded_learns(feature_maps, device):
     torch.manual_seed(0)
@@ -212,9 +213,9 @@ def test_samo_is_masked_dense_training_bit_for_bit(name, device):
     assert next(model.parameters()).device.type == device
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("build", [gpt, conv])
+@pytest.mark.parametrize(
+    ("device", "build", "fused"), everywhere([(gpt, True)], list(product([gpt, conv], [False, True])))
+)
 def test_samo_in_half_precision_with_loss_scaling(build, fused, device):
     model = build().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=fused)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
-from tests.device.places import EVERYWHERE, bits
+from tests.device.places import EVERYWHERE, bits, everywhere
 
+MOMENTS = ["exact", "8bit", "compact", "minimal", "sparse", "second", "none"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 METHODS = ["lattice", "dynaquant", "qd", "cnr", "gobo", "lc", "topn", "zstd", "none"]
 
 
@@ -33,9 +37,10 @@ def tree(step, device="cpu", dtype=torch.float32):
     return {"model": model, "optimizer": {"state": moments, "param_groups": [group]}, "step": step}
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("device", "method", "dtype"),
+    everywhere([("lattice", torch.float32), ("dynaquant", torch.bfloat16)], list(product(METHODS, DTYPES))),
+)
 def test_what_is_stored_does_not_depend_on_where_the_weights_lie(tmp_path, method, dtype, device):
     here, there = (CheckpointStore(tmp_path / name, method=method, max_chain=3) for name in ("cpu", "other"))
     for step in range(1, 5):
@@ -46,8 +51,7 @@ def test_what_is_stored_does_not_depend_on_where_the_weights_lie(tmp_path, metho
     assert there.load(4)["model"]["body.weight"].device.type == "cpu"
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("moments", ["exact", "8bit", "compact", "minimal", "sparse", "second", "none"])
+@pytest.mark.parametrize(("device", "moments"), everywhere([("compact",)], [(one,) for one in MOMENTS]))
 def test_moments_do_not_depend_on_where_they_lie(tmp_path, moments, device):
     stores = [CheckpointStore(tmp_path / name, moments=moments, max_chain=3) for name in ("cpu", "other")]
     for step in range(1, 4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import dynaquant_core as dq
 from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.resnet import ResNet
 from dynaquant_core.training.gradients import GradientCollector
-from tests.device.places import EVERYWHERE, NEEDS_CUDA, bits
+from tests.device.places import EVERYWHERE, NEEDS_CUDA, bits, everywhere
 
 EXACT = {"exact": ("*",), "moments": "exact"}
 
@@ -104,10 +105,10 @@ RUNS = {
 }
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    ("device", "name", "method", "autocast"),
+    everywhere([("gpt", "lattice", True)], list(product(RUNS, ["lattice", "dynaquant"], [False, True]))),
+)
 def test_checkpoints_of_a_training_meet_their_threshold_and_leave_it_alone(
     tmp_path, name, method, autocast, device
 ):
