@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.words import Shell
 
@@ -66,3 +67,12 @@ def test_bench_measures_small_sizes_too(shell: Shell) -> None:
     assert told.status == 0, told.err
     assert {row["parameters"] for row in told.json()["rows"]} >= {300_000}
     assert all(row["seconds"] > 0 for row in told.json()["rows"])
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda"])
+def test_bench_on_a_device_that_is_not_there_is_one_line(shell: Shell, device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device in this machine")
+    outcome = shell("bench", "--device", device, "--sizes", "300k", "--threads", "1")
+    assert outcome.status == 1
+    assert device in outcome.error().lower()
