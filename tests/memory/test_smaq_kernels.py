@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaquant_core.memory.smaq import cpu_path, smaq_kernels, torch_path
+from dynaquant_core.memory.smaq import cpu_path, packed_words, smaq_kernels, torch_path
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
 from dynaquant_core.memory.smaq.levels import Levels
 from dynaquant_core.memory.smaq.statistics import Statistics
@@ -69,9 +69,9 @@ def test_every_device_has_the_same_bits(levels, size):
 @given(st.integers(0, 200), st.integers(1, 8), st.integers(0, 2**32))
 def test_runs_of_codes_unpack_to_themselves(count, width, seed):
     codes = torch.from_numpy(np.random.default_rng(seed).integers(0, 2**width, count, dtype=np.uint8))
-    packed = torch_path.pack_run(codes, width)
+    packed = packed_words.pack_run(codes, width)
     assert packed.numel() == -(-count // 8) * width
-    assert torch.equal(torch_path.unpack_run(packed, width)[:count], codes)
+    assert torch.equal(packed_words.unpack_run(packed, width)[:count], codes)
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])

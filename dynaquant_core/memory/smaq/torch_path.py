@@ -16,12 +16,13 @@ from torch import Tensor
 from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count
 from dynaquant_core.memory.smaq.cpu_path import scaled
 from dynaquant_core.memory.smaq.levels import Levels
+from dynaquant_core.memory.smaq.packed_words import filled, pack_bits, pack_run, unpack_bits, unpack_run
 from dynaquant_core.memory.smaq.smaq_kernels import HALF_UNIT, UNIT
 from dynaquant_core.memory.smaq.statistics import Statistics
 from dynaquant_core.quantize.lattice import offset_kernels
 from dynaquant_core.quantize.lattice.torch_path import offsets
 
-__all__ = ["encode", "pack_bits", "read", "settle", "unpack_bits"]
+__all__ = ["encode", "pieces", "read", "settle"]
 
 #: Chunks worked on at a time: enough that a device is busy, few enough that they take little of its memory.
 TOGETHER = 256
@@ -29,61 +30,6 @@ TOGETHER = 256
 #: From an offset in (-.5, .5) to a draw in (0, 1); exact.
 TO_DRAW = float(HALF_UNIT) - float(offset_kernels.LOWEST)
 assert float(UNIT) == float(offset_kernels.UNIT)
-
-
-def pack_bits(flags: Tensor) -> Tensor:
-    """bool[n] as uint8[ceil(n / 8)], the first in the lowest bit.
-
-    Example:
-        >>> pack_bits(torch.tensor([True, False, True])).tolist()
-        [5]
-    """
-    return pack_run(flags.to(torch.uint8), 1)
-
-
-def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """Undoes `pack_bits`: bool[size]."""
-    return unpack_run(packed, 1)[:size].bool()
-
-
-def pack_run(codes: Tensor, width: int) -> Tensor:
-    """uint8[n], each below 2^width, as uint8[ceil(n / 8) width]; spare codes are 0."""
-    bytes_of = filled(codes, -(-codes.numel() // 8) * 8)
-    if width == 8 or not codes.numel():
-        return bytes_of
-    # Eight codes are a word, a byte each; neighbours move together, then pairs, then fours.
-    words = bytes_of.view(torch.int64)
-    for size in (8, 16, 32):
-        low, apart = _fields(size, size // 8 * width), size - size // 8 * width
-        words = (words & low) | ((words >> apart) & (low << (size // 8 * width)))
-    return words.view(torch.uint8).view(-1, 8)[:, :width].reshape(-1)
-
-
-def unpack_run(packed: Tensor, width: int) -> Tensor:
-    """Undoes `pack_run`, spare codes included: uint8[8 groups]."""
-    if width == 8 or not packed.numel():
-        return packed
-    eights = torch.zeros((packed.numel() // width, 8), dtype=torch.uint8, device=packed.device)
-    eights[:, :width] = packed.view(-1, width)
-    words = eights.view(-1).view(torch.int64)
-    for size in (32, 16, 8):
-        low, apart = _fields(size, size // 8 * width), size - size // 8 * width
-        words = (words & low) | ((words & (low << (size // 8 * width))) << apart)
-    return words.view(torch.uint8)
-
-
-def _fields(size: int, bits: int) -> int:
-    """The lowest ``bits`` of every other field of ``size`` bits in a word, from the first one on."""
-    return sum(((1 << bits) - 1) << start for start in range(0, 64, 2 * size))
-
-
-def filled(flat: Tensor, size: int) -> Tensor:
-    """[n] as [size], with zeros behind; itself where it is as long."""
-    if flat.numel() == size:
-        return flat
-    out = torch.zeros(size, dtype=flat.dtype, device=flat.device)
-    out[: flat.numel()] = flat
-    return out
 
 
 def pieces(size: int) -> Iterator[tuple[slice, slice]]:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynaquant_core.memory.smaq import torch_path
+from dynaquant_core.memory.smaq.packed_words import pack_bits, unpack_bits
 from dynaquant_core.memory.smaq.statistics import Ends
+from dynaquant_core.memory.smaq.torch_path import pieces
 
 __all__ = ["join", "split"]
 
@@ -40,8 +41,8 @@ def split(flat: Tensor, ends: Ends) -> tuple[Tensor, Tensor | None]:
     if flat.device.type == "cpu":
         return flat[there], torch.from_numpy(np.packbits(there.numpy(), bitorder="little"))
     # In pieces: torch makes a 64-bit place of every value that is chosen.
-    kept = torch.cat([flat[part][there[part]] for _, part in torch_path.pieces(flat.numel())])
-    return kept, torch.cat([torch_path.pack_bits(there[part]) for _, part in torch_path.pieces(flat.numel())])
+    kept = torch.cat([flat[part][there[part]] for _, part in pieces(flat.numel())])
+    return kept, torch.cat([pack_bits(there[part]) for _, part in pieces(flat.numel())])
 
 
 def join(values: Tensor, mask: Tensor | None, size: int) -> Tensor:
@@ -54,8 +55,8 @@ def join(values: Tensor, mask: Tensor | None, size: int) -> Tensor:
         out[there] = values
     elif values.numel():
         before = torch.zeros((), dtype=torch.int64, device=values.device)  # a device's, so nothing waits
-        for _, part in torch_path.pieces(size):
-            there = torch_path.unpack_bits(mask[part.start // 8 : -(-part.stop // 8)], part.stop - part.start)
+        for _, part in pieces(size):
+            there = unpack_bits(mask[part.start // 8 : -(-part.stop // 8)], part.stop - part.start)
             places = there.cumsum(0) + (before - 1)
             before = places[-1] + 1
             torch.where(there, values.index_select(0, places.clamp_(min=0)), out[part], out=out[part])
