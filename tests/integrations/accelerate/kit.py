@@ -73,7 +73,7 @@ def build(folder, *, ours=True, width=48, seed=0, total_limit=None, make=Net, op
     """A prepared training; ``ours``: with DynaQuant installed; "fp16": with a scaler, as on a GPU."""
     set_seed(seed)
     project = ProjectConfiguration(str(folder), automatic_checkpoint_naming=True, total_limit=total_limit)
-    runner = Accelerator(cpu=True, project_config=project, **accelerator)
+    runner = Accelerator(**{"cpu": True, "project_config": project} | accelerator)
     if runner.mixed_precision == "fp16":
         scaler.put_into(runner)
     model = make(width)
