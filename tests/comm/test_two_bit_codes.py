@@ -218,3 +218,23 @@ def test_thresholds_that_say_nothing_are_refused(limits):
     assert not residual.any()
     with pytest.raises(ConfigError, match="above 0 and finite in float32"):
         codes.decode_sum(torch.zeros((1, 4), dtype=torch.uint8), 4, *limits)
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 63, 64, 1000])
+def test_a_device_works_in_pieces_and_sends_the_same(monkeypatch, count):
+    gradients = torch.randn(3, count, generator=torch.Generator().manual_seed(count))
+    whole = [codes.encode_by_torch(torch.zeros(count), one, 0.5, 0.25) for one in gradients]
+    sums = codes.decode_by_torch(torch.stack(whole), count, 0.5, 0.25, 3.0)
+    monkeypatch.setattr(codes, "DEVICE_PIECE", 8)
+    residuals = torch.zeros(3, count)
+    sent = [codes.encode_by_torch(*pair, 0.5, 0.25) for pair in zip(residuals, gradients, strict=True)]
+    for one, other in zip(sent, whole, strict=True):
+        same(one, other)
+    same(codes.decode_by_torch(torch.stack(sent), count, 0.5, 0.25, 3.0), sums)
+    kept = [codes.decode_by_torch(one[None], count, 0.5, 0.25, 1.0) for one in sent]
+    torch.testing.assert_close(residuals + torch.stack(kept), gradients)
+
+
+def test_a_residual_on_another_device_is_refused():
+    with pytest.raises(StateMismatchError, match="on cpu and the gradient on meta"):
+        two_bit.encode(torch.zeros(4), torch.zeros(4, device="meta"), 0.5, 0.5)

@@ -25,15 +25,3 @@ def everywhere(few, many):
 
 def _word(value):
     return str(getattr(value, "__name__", value)).removeprefix("torch.")
-
-
-def bits(tree):
-    """A tree with each tensor as the CPU has it: dtype, shape and bytes."""
-    if isinstance(tree, torch.Tensor):
-        flat = tree.detach().cpu().contiguous()
-        return str(tree.dtype), tuple(tree.shape), flat.view(-1).view(torch.uint8).numpy().tobytes()
-    if isinstance(tree, dict):
-        return {key: bits(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [bits(value) for value in tree]
-    return tree

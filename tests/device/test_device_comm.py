@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from dynaquant_core.comm import two_bit
-from tests.device.places import CUDA, EVERYWHERE, NEEDS_CUDA, bits
+from tests.device.places import EVERYWHERE, NEEDS_CUDA
 from tests.gloo import play
+from tests.training.models import bits
 
 
 @EVERYWHERE
@@ -78,9 +79,3 @@ def test_a_job_ends_where_the_one_on_the_cpu_does(tmp_path, on_the_cpu, ranks, a
             assert (ours - reference).abs().max() < 0.03, "sums of products are rounded in another order"
     weights = [one["two_bit"]["weights"] for one in found]
     assert all(one == weights[0] for one in weights), "ranks stay the same"
-
-
-@pytest.mark.parametrize("device", [CUDA])
-def test_a_residual_elsewhere_is_refused(device):
-    with pytest.raises(Exception, match="device"):
-        two_bit.encode(torch.zeros(4), torch.zeros(4, device=device), 0.5, 0.5)

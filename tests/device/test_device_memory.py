@@ -15,9 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.resnet import ResNet
 from dynaquant_core.memory import samo, smaq
-from tests.device.places import CUDA, EVERYWHERE, NEEDS_CUDA, bits, everywhere
+from tests.device.places import CUDA, EVERYWHERE, NEEDS_CUDA, everywhere
 from tests.memory.nets import ONLY_MAPS
 from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, equal, gpt, loss_of, twin
+from tests.training.models import bits
 
 
 def stream(seed=0):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.device.places import EVERYWHERE, bits
+from tests.device.places import EVERYWHERE
+from tests.training.models import bits
 
 #: Frameworks warn of each other's ways (pin_memory, pytrees, loaders of one worker).
 pytestmark = pytest.mark.filterwarnings("default")
@@ -51,16 +52,27 @@ def test_the_trainer(tmp_path, device):
         assert bits(getattr(again, one).state_dict()) == bits(getattr(plain, one).state_dict())
 
 
-@EVERYWHERE
-def test_accelerate(tmp_path, device):
+@pytest.fixture
+def forget():
+    """Accelerate keeps its device in a singleton, which a second one in a process would inherit."""
     pytest.importorskip("accelerate")
     from accelerate.state import AcceleratorState, GradientState
 
+    def now():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    now()
+    yield now
+    now()
+
+
+@EVERYWHERE
+def test_accelerate(tmp_path, forget, device):
     from tests.integrations.accelerate.kit import EPOCH, build, resume, train
 
     def made(folder, **more):
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+        forget()
         return build(tmp_path / folder, cpu=device == "cpu", **more)
 
     plain = train(made("plain", ours=False), 3 * EPOCH)
@@ -72,5 +84,3 @@ def test_accelerate(tmp_path, device):
     assert second.accelerator.device.type == device
     for one in ("model", "optimizer"):
         assert bits(getattr(second, one).state_dict()) == bits(getattr(plain, one).state_dict())
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()

@@ -9,7 +9,8 @@ import torch
 
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
-from tests.device.places import EVERYWHERE, bits, everywhere
+from tests.device.places import EVERYWHERE, everywhere
+from tests.training.models import bits
 
 MOMENTS = ["exact", "8bit", "compact", "minimal", "sparse", "second", "none"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynaquant_core.memory.smaq import cpu_path, packed_words, smaq_kernels, torch_path
+from dynaquant_core.memory.smaq import cpu_path, packed_words, smaq_kernels, torch_path, zeros
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
 from dynaquant_core.memory.smaq.levels import Levels
 from dynaquant_core.memory.smaq.statistics import Statistics
@@ -50,9 +50,12 @@ def test_kernels_equal_their_twins(levels, size):
     assert got[0] == got[1]
 
 
+@pytest.mark.parametrize("together", [torch_path.TOGETHER, 2])
 @pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_device_has_the_same_bits(levels, size):
+def test_every_device_has_the_same_bits(monkeypatch, levels, size, together):
+    """Also where a tensor is more than one piece of chunks."""
+    monkeypatch.setattr(torch_path, "TOGETHER", together)
     values, statistics = case(size, seed=size)
     tables = levels.tables(statistics.mean, statistics.std)
     here, there = (side.encode(values, levels, statistics, 99) for side in (cpu_path, torch_path))
@@ -72,6 +75,20 @@ def test_runs_of_codes_unpack_to_themselves(count, width, seed):
     packed = packed_words.pack_run(codes, width)
     assert packed.numel() == -(-count // 8) * width
     assert torch.equal(packed_words.unpack_run(packed, width)[:count], codes)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("size", [1, 9, CHUNK, 5 * CHUNK + 3])
+def test_zeros_are_split_off_and_joined_alike_on_every_device(monkeypatch, size, share):
+    monkeypatch.setattr(torch_path, "TOGETHER", 2)
+    values, _ = case(size)
+    values[torch.rand(size, generator=torch.Generator().manual_seed(1)) < share] = 0
+    there = values != 0
+    kept, mask = zeros.split_by_torch(values, there)
+    assert torch.equal(kept, values[there])
+    assert mask.tolist() == np.packbits(there.numpy(), bitorder="little").tolist()
+    assert torch.equal(zeros.join_by_torch(kept, mask, size), values)
+    assert torch.equal(zeros.join(kept, mask, size), values)
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])

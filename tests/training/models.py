@@ -110,7 +110,7 @@ def bits(tree):
         return (
             str(tree.dtype),
             tuple(tree.shape),
-            tree.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+            tree.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
         )
     if isinstance(tree, np.ndarray):
         return (str(tree.dtype), tree.shape, tree.tobytes())

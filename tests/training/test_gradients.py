@@ -6,6 +6,7 @@ from torch import nn
 
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
 from dynaquant_core.training.names import parameter_names
+from tests.device.places import EVERYWHERE
 from tests.training.models import Net, gpt_loss, net_loss, one_step, seed_everything, small_gpt
 
 
@@ -136,20 +137,25 @@ def test_several_optimizers_tied_and_frozen_parameters():
     assert torch.equal(averages["blocks.0.attn.qkv.weight"], model.blocks[0].attn.qkv.weight.grad)
 
 
+@EVERYWHERE
 @pytest.mark.parametrize("fused", [False, True])
-def test_scaled_gradients_are_seen_unscaled_and_skipped_steps_not_at_all(fused):
-    layer = nn.Linear(4, 1, bias=False)
+def test_scaled_gradients_are_seen_unscaled_and_skipped_steps_not_at_all(fused, device):
+    """The bias of the step that is left out is finite, and would show."""
+    layer = nn.Linear(4, 1, device=device)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.0, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
     collector = collector_for(layer, optimizer)
     for factor in (1.0, float("inf"), 1.0):
         optimizer.zero_grad()
-        inputs = torch.ones(2, 4)
+        inputs = torch.ones(2, 4, device=device)
         inputs[:, 0] = factor
-        scaler.scale(layer(inputs).sum()).backward()
+        weight = 1.0 if factor == 1 else 100.0
+        scaler.scale(weight * layer(inputs).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert collector.averages()["weight"].tolist() == [[2.0, 2.0, 2.0, 2.0]]
+    averages = collector.averages()
+    assert averages["weight"].tolist() == [[2.0, 2.0, 2.0, 2.0]]
+    assert averages["bias"].tolist() == [2.0]
 
 
 def test_close_takes_the_hooks_off():

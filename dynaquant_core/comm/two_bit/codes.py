@@ -100,7 +100,8 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
 
     Raises:
         UnsupportedStateError: the gradient is of another dtype, or sparse.
-        StateMismatchError: residual and gradient are not of one size, or the residual is no flat float32.
+        StateMismatchError: residual and gradient are not of one size or on one device, or the residual is no
+            flat float32.
         ConfigError: a threshold is no number that float32 has as finite and above 0; something is no tensor.
 
     Source: MXNet pull request 8662; the code 01 is ours.
@@ -112,6 +113,11 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
     residual = residual.detach()
     require_floating(gradient, "a gradient")
     _require_flat(residual, gradient.numel())
+    if residual.device != gradient.device:
+        raise StateMismatchError(
+            f"two_bit: the residual is on {residual.device} and the gradient on {gradient.device}; expected "
+            "both on one; move the residual with the model."
+        )
     values = gradient.detach().reshape(-1).float()
     if residual.device.type == "cpu":
         packed = torch.empty(packed_bytes(residual.numel()), dtype=torch.uint8)

@@ -31,12 +31,14 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     """
     if not tensors:
         return True
-    if all(one.device.type != "cpu" for one in tensors):  # few launches for all of them, and one answer
-        if math.isfinite(float(get_total_norm(tensors))):
-            return True
-        return all(bool(torch.isfinite(one).all()) for one in tensors)
-    sums = [one.sum(dtype=one.dtype if one.dtype in WIDE else torch.float32) for one in tensors]
-    total = torch.stack([one.to(sums[0].device, torch.float64) for one in sums]).sum()
+    on_devices = all(one.device.type != "cpu" for one in tensors)
+    total = get_total_norm(tensors) if on_devices else sum_of_sums(tensors)
     if math.isfinite(float(total)):  # one answer to wait for, whatever the number of tensors
         return True
     return all(bool(torch.isfinite(one).all()) for one in tensors)
+
+
+def sum_of_sums(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum of all values, in float64 but for each tensor's own."""
+    sums = [one.sum(dtype=one.dtype if one.dtype in WIDE else torch.float32) for one in tensors]
+    return torch.stack([one.to(sums[0].device, torch.float64) for one in sums]).sum()

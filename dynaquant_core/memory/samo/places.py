@@ -139,12 +139,17 @@ def expand(values: Tensor, index: Tensor, flat: Tensor) -> None:
     source, target = values.view(word), flat.view(word)
     target.zero_()
     if flat.device.type != "cpu":
-        for at in range(0, index.numel(), _CHUNK):
-            some = slice(at, at + _CHUNK)
-            target.index_copy_(0, index[some].long(), source[some])
+        scatter_by_torch(target, index, source)
         return
     arrays = target.numpy(), index.numpy(), source.numpy()
     map_threads(
         lambda part: scatter(arrays[0], arrays[1][part], arrays[2][part]),
         slices(index.numel(), minimum=_SLICE),
     )
+
+
+def scatter_by_torch(target: Tensor, index: Tensor, source: Tensor) -> None:
+    """target[index[i]] = source[i], on any device."""
+    for at in range(0, index.numel(), _CHUNK):
+        some = slice(at, at + _CHUNK)
+        target.index_copy_(0, index[some].long(), source[some])

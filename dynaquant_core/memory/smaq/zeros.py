@@ -40,24 +40,40 @@ def split(flat: Tensor, ends: Ends) -> tuple[Tensor, Tensor | None]:
         return flat, None
     if flat.device.type == "cpu":
         return flat[there], torch.from_numpy(np.packbits(there.numpy(), bitorder="little"))
-    # In pieces: torch makes a 64-bit place of every value that is chosen.
-    kept = torch.cat([flat[part][there[part]] for _, part in pieces(flat.numel())])
-    return kept, torch.cat([pack_bits(there[part]) for _, part in pieces(flat.numel())])
+    return split_by_torch(flat, there)
 
 
 def join(values: Tensor, mask: Tensor | None, size: int) -> Tensor:
     """Puts the zeros back: [size] of the dtype of ``values``."""
     if mask is None:
         return values
+    if mask.device.type != "cpu":
+        return join_by_torch(values, mask, size)
+    there = torch.from_numpy(np.unpackbits(mask.numpy(), count=size, bitorder="little").view(np.bool_))
+    out = torch.zeros(size, dtype=values.dtype)
+    out[there] = values
+    return out
+
+
+# -- the same with torch operations, for any device ----------------------------------------------
+
+
+def split_by_torch(flat: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """(values that are there, their mask), in pieces: torch makes a 64-bit place of each that is chosen."""
+    parts = [part for _, part in pieces(flat.numel())]
+    kept = torch.cat([flat[part][there[part]] for part in parts])
+    return kept, torch.cat([pack_bits(there[part]) for part in parts])
+
+
+def join_by_torch(values: Tensor, mask: Tensor, size: int) -> Tensor:
+    """Undoes `split_by_torch`; how many values come before a piece stays on the device, so nothing waits."""
     out = torch.zeros(size, dtype=values.dtype, device=values.device)
-    if mask.device.type == "cpu":
-        there = torch.from_numpy(np.unpackbits(mask.numpy(), count=size, bitorder="little").view(np.bool_))
-        out[there] = values
-    elif values.numel():
-        before = torch.zeros((), dtype=torch.int64, device=values.device)  # a device's, so nothing waits
-        for _, part in pieces(size):
-            there = unpack_bits(mask[part.start // 8 : -(-part.stop // 8)], part.stop - part.start)
-            places = there.cumsum(0) + (before - 1)
-            before = places[-1] + 1
-            torch.where(there, values.index_select(0, places.clamp_(min=0)), out[part], out=out[part])
+    if not values.numel():
+        return out
+    before = torch.zeros((), dtype=torch.int64, device=values.device)
+    for _, part in pieces(size):
+        there = unpack_bits(mask[part.start // 8 : -(-part.stop // 8)], part.stop - part.start)
+        places = there.cumsum(0) + (before - 1)
+        before = places[-1] + 1
+        out[part] = torch.where(there, values.index_select(0, places.clamp_(min=0)), 0)
     return out
