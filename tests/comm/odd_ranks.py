@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 import io
+import time
+from functools import partial
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.comm import two_bit
+from dynaquant_core.comm.two_bit.exchange import all_gather
 from tests.comm.ranks import main, refusal
 
 
@@ -207,6 +210,22 @@ class Rank:
         state = two_bit.register(model, warmup=3)
         state.load_state_dict({**state.state_dict(), "step": 3 * self.rank})
         return refusal(lambda: model(full(1), full(1)).backward())
+
+    def let_go(self):
+        """Whether what decodes is gone by the time that its sum is there, however slow it goes."""
+        gone = []
+
+        class Slow:
+            def __del__(self):
+                time.sleep(0.3)
+                gone.append(True)
+
+        def decode(codes, slow):
+            return codes.sum(0)
+
+        group = distributed.group.WORLD
+        future = all_gather(torch.ones(2, dtype=torch.uint8), group, partial(decode, slow=Slow()))
+        return [future.wait().tolist(), list(gone)]
 
     def static(self):
         """A static graph, an unused parameter in it, and a compiled model."""

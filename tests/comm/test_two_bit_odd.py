@@ -11,10 +11,9 @@ RANKS = "tests.comm.odd_ranks"
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    acts = "two_optimizers", "two_models", "scaler_of_one", "stale", "rounded", "copied", "frozen_between"
-    return play(
-        RANKS, tmp_path_factory.mktemp("two"), 2, *acts, "ignored", "steps_apart", "static", "idle", "joined"
-    )
+    acts = "two_optimizers two_models scaler_of_one stale rounded copied frozen_between ignored steps_apart"
+    more = "static idle joined let_go"
+    return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts.split(), *more.split())
 
 
 @pytest.mark.parametrize("fused", ["False", "True"])
@@ -103,3 +102,8 @@ def test_static_graphs_and_compiled_models(two):
 def test_ranks_of_a_group_of_their_own(tmp_path):
     found = play(RANKS, tmp_path, 4, "part_of_the_job")["part_of_the_job"]
     assert found == [[0, 2, 1.0], [1, 2, 1.0], [0, 2, -1.0], [1, 2, -1.0]]
+
+
+def test_a_thread_of_the_group_is_not_the_last_to_hold_it(two):
+    """Else a job of several groups now and then died at its end, after all had gone well."""
+    assert two["let_go"] == [[[2, 2], [True]]] * 2

@@ -64,7 +64,10 @@ def all_gather(
     Args:
         packed: uint8[n] of this rank, of the same length on all.
         group: the ranks.
-        decode: takes uint8[ranks, n], in the order of ranks.
+        decode: takes uint8[ranks, n], in the order of ranks.  It is let go of before the future is done:
+            a thread of the group calls it, and where that thread lets go of what is the last to hold the
+            group, the group waits for the thread from inside of it, and the process dies ("Resource
+            deadlock avoided") at the end of a job that had gone well.
     """
     ranks = group.size()
     if ranks == 1:
@@ -75,10 +78,15 @@ def all_gather(
     # torch 2.13 has renamed it; older ones know the old name only.
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     work = gather(gathered, packed, group=group, async_op=True)
+    held = [decode]  # what ``finish`` closes over outlives the future
 
     def finish(future: Future[object]) -> Tensor:
-        future.value()  # raises where a rank is gone
-        return decode(gathered.view(ranks, -1))
+        try:
+            future.value()  # raises where a rank is gone
+        except BaseException:
+            held.clear()
+            raise
+        return held.pop()(gathered.view(ranks, -1))
 
     return cast("Future[Tensor]", work.get_future().then(finish))
 
