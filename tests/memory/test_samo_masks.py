@@ -204,7 +204,7 @@ TRUE = torch.ones(5, 6, dtype=torch.bool)
         (wrap_with(dense=[2]), "dense must be patterns of names, got 2"),
         (wrap_with(dense=2), "dense must be patterns of names, got 2"),
         (lambda: samo.memory_report(small()[0]), "expected the handle that samo.wrap gave, got Sequential"),
-        (lambda: samo.plan(9, devices=1, memory=1e9, batch=1, moments="2"), "moments must be a number"),
+        (lambda: samo.plan(9, devices=1, memory=1e9, batch=1, moments="2"), "moments must be a whole number"),
         (wrap_twice, "wrapped already"),
         (wrap_others, "4 of the optimizer's 4 parameters are not the model's"),
         (wrap_integers, "'table' is int32, expected float32, float16 or bfloat16"),

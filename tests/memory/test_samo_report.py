@@ -141,6 +141,14 @@ def test_a_plan_that_fits_nowhere():
     assert found.samo.stages == 2
     with pytest.raises(ConfigError, match="do not fit 4 devices"):
         samo.plan(10**9, devices=4, memory=1e9, batch=8)
-    for bad in ({"devices": 0}, {"batch": 1.5}, {"sparsity": 1}, {"forward": -1.0}, {"memory": float("nan")}):
+    bads = {
+        "devices": 0,
+        "batch": 1.5,
+        "sparsity": 1,
+        "forward": -1.0,
+        "memory": float("nan"),
+        "moments": 1.5,
+    }
+    for bad in ({name: value} for name, value in bads.items()):
         with pytest.raises(ConfigError):
             samo.plan(**({"parameters": 10**6, "devices": 4, "memory": 1e9, "batch": 8} | bad))

@@ -37,3 +37,14 @@ def test_what_is_no_seed_is_refused(wrong):
         with pytest.raises(ConfigError, match="seed"):
             handle.reseed(wrong)
         handle.reseed(-1)
+
+
+def test_an_optimizer_of_another_model_is_told(caplog):
+    """Nothing is refused: a loop may keep copies of the weights and step on them."""
+    net, other = nn.Linear(64, 64), nn.Linear(64, 64)
+    with smaq.apply(net, torch.optim.SGD(other.parameters(), lr=0.1)):
+        assert "none of the 2 parameters of this SGD is one of the model's" in caplog.text
+    caplog.clear()
+    both = torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1)
+    with smaq.apply(net, both):
+        assert not caplog.text

@@ -1,7 +1,6 @@
 """What the memory saved is worth on many devices: fewer pipeline stages, smaller all-reduces.
 
-The paper's analysis (arXiv 2302.05045, sec. 4): take the smallest number of stages whose share of the
-training state
+The paper's analysis (arXiv 2302.05045, sec. 4): take the smallest number of stages whose share of the state
 fits a device; fewer stages mean a shorter bubble and fewer messages, and compressed gradients a smaller
 all-reduce.  Activations are not part of it: give the memory that is left for the state.
 """
@@ -28,10 +27,9 @@ class Layout:
         replicas: G_data = devices / stages.
         bubble: seconds a batch in which a device waits for the pipeline: (t_f + t_b)(1 - 1 / stages).
         messages: that a device sends or receives a batch: 4 * batch / (microbatch * replicas); 0 for one
-        stage.
+            stage.
         reduced_bytes: of half-precision gradients that a device hands in to the all-reduce of a batch; 0 for
-        one
-            replica.
+            one replica.
     """
 
     state_bytes: int
@@ -88,18 +86,14 @@ def plan(
         >>> found.dense.stages, found.samo.stages
         (4, 1)
     """
-    for name, value in {
-        "parameters": parameters,
-        "devices": devices,
-        "batch": batch,
-        "microbatch": microbatch,
-    }.items():
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        require(good, f"samo.plan: {name} must be a whole number above zero, got {value!r}.")
+    whole = {"parameters": parameters, "devices": devices, "batch": batch, "microbatch": microbatch}
+    for name, value in {**whole, "moments": moments}.items():
+        least = 0 if name == "moments" else 1
+        good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        require(good, f"samo.plan: {name} must be a whole number from {least}, got {value!r}.")
     require_number("samo.plan", "sparsity", sparsity, 0.0, 1.0, open_high=True)
     for name, seconds in {"memory": memory, "forward": forward, "backward": backward}.items():
         require_number("samo.plan", name, seconds, 0.0, math.inf, open_high=True)
-    require_number("samo.plan", "moments", moments, 0, 64)
     kept = parameters - round(sparsity * parameters)
     wanted = {
         "dense": (sum(dense_bytes(parameters, moments=moments).values()), parameters),

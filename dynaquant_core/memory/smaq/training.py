@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["FeatureMaps", "Handle", "apply"]
+
+logger = logging.getLogger(__name__)
 
 FeatureMaps = Literal["saved", "inline"]
 
@@ -157,7 +160,8 @@ def apply(
 
     Args:
         model: what is trained; its own ``model(...)`` is called, wrapped (DDP) or not.
-        optimizer: one or several; may be None where nothing of it is coded.
+        optimizer: one or several; may be None where nothing of it is coded.  One that holds none of the
+            model's parameters is coded too (master copies), and a warning says so.
         feature_maps: ``"saved"``: what autograd keeps for backward is kept as packed bytes, and memory falls;
             the forward pass is exact.  ``"inline"``: each layer sees the decoded output of the one before, as
             published; memory stays.  None: neither.
@@ -211,6 +215,7 @@ def apply(
         "SmaQ: the model is under samo.wrap, which writes weights from vectors of its own, so it would go on "
         "with uncoded ones; call smaq.apply before samo.wrap, or give weights=False.",
     )
+    _warn_of_strangers(model, optimizers)
     saved = SavedMaps(model, coder) if feature_maps == "saved" else None
     hooks = [] if saved is None else saved.attach()
     if feature_maps == "inline" or gradient_maps:
@@ -257,6 +262,21 @@ def _require_arguments(
     for name, value, least in (("reuse", reuse, 0), ("smallest", smallest, 1)):
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
         require(whole, f"SmaQ: {name} must be a whole number from {least}, got {value!r}.")
+
+
+def _warn_of_strangers(model: nn.Module, optimizers: Mapping[str, Any]) -> None:
+    """Copies that a loop keeps of the weights are strangers too, so nothing is refused."""
+    if is_compressed(model):  # whose optimizer holds vectors in place of the parameters
+        return
+    own = set(map(id, model.parameters()))
+    for one in optimizers.values():
+        held = [parameter for group in one.param_groups for parameter in group["params"]]
+        if own.isdisjoint(map(id, held)):
+            logger.warning(
+                "SmaQ: none of the %d parameters of this %s is one of the model's; is it another model's?",
+                len(held),
+                type(one).__name__,
+            )
 
 
 def _require_free(subjects: list[Any]) -> None:
