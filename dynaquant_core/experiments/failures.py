@@ -31,10 +31,12 @@ def failure_steps(failures: int | dict[str, list[int]], steps: int, interval: in
     if isinstance(failures, dict):
         return _named(failures["at"], steps, interval)
     middles = range(interval + interval // 2, steps, interval)
-    if failures >= steps / interval or failures > len(middles):
+    places = min(len(middles), -(-steps // interval) - 1)
+    if failures > places:
         raise ConfigError(
-            f"failures: {failures} kills need more than {failures} checkpoint intervals, but {steps} steps "
-            f"every {interval} hold {steps / interval:g}; lower failures or checkpoint_every."
+            f"failures: {failures} kills, each in the middle of an interval of its own after the first "
+            f"checkpoint, but {steps} steps with one every {interval} have {places} such places; lower "
+            f"failures or checkpoint_every."
         )
     taken: list[int] = []
     for i in range(1, failures + 1):

@@ -65,6 +65,14 @@ def live_on(job: Job, halt: int | None) -> None:
         del life  # before the next one is made: two models would be in memory
 
 
+class Warnings(logging.Handler):
+    """Passes warnings on to the parent, who shows them: nobody reads the log in a run's folder."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line to the parent."""
+        say({"event": "warning", "message": record.getMessage()})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a job; 0 good, 1 a problem that is said as an ``error`` line."""
     parser = argparse.ArgumentParser(prog="dynaquant_core.experiments.process", description=__doc__)
@@ -73,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, default=None, help="end when this is not the parent any more")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger().addHandler(Warnings(logging.WARNING))
     parent = os.getppid() if options.parent is None else options.parent
     if os.getppid() != parent:  # gone while this process was starting; nothing is touched
         return 1

@@ -20,6 +20,14 @@ from dynaquant_core.threads import thread_count
 __all__ = ["Progress", "Report", "Watcher", "complete"]
 
 
+#: What is said of events that hold nothing to say.
+SAID = {
+    "killed": "killed (SIGKILL)",
+    "swapped": "state thrown away",
+    "waiting": "waiting for another process that makes the same recording",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Where a run is.
@@ -72,16 +80,18 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
     Raises:
         ExperimentError: the process ended without finishing; names its log.
     """
+    warned: set[str] = set()
     while True:
         diary = events.read(job.diary)
         if events.find(diary, "final"):
             return diary
         killed = {event["step"] for event in events.find(diary, "killed")}
         left = [step for step in failures if step not in killed]
-        _one_life(job, left[0] if left else None, label, report)
+        _one_life(job, left[0] if left else None, label, report, warned)
 
 
-def _one_life(job: Job, halt: int | None, label: str, report: Report) -> None:
+def _one_life(job: Job, halt: int | None, label: str, report: Report, warned: set[str]) -> None:
+    """One process, to its end or its halt; ``warned``: what was shown already, of this run."""
     command = [sys.executable, "-m", "dynaquant_core.experiments.process", str(job.folder)]
     command += ["--parent", str(os.getpid())]
     if halt is not None:
@@ -95,7 +105,7 @@ def _one_life(job: Job, halt: int | None, label: str, report: Report) -> None:
     ):
         children.add(process)
         try:
-            killed, problem = _listen(process, job, label, report)
+            killed, problem = _listen(process, job, label, report, warned)
         finally:
             process.kill()  # after an error or an interrupt here: no orphan goes on writing
             process.wait()
@@ -113,11 +123,14 @@ def _environment(job: Job) -> dict[str, str]:
     return environment
 
 
-def _listen(process: subprocess.Popen[str], job: Job, label: str, report: Report) -> tuple[bool, str]:
+def _listen(
+    process: subprocess.Popen[str], job: Job, label: str, report: Report, warned: set[str]
+) -> tuple[bool, str]:
     """Forwards what the process says until it ends; kills it at its halt.  Returns (killed, error)."""
-    killed, problem = False, ""
+    killed, problem, step = False, "", 0
     for line in process.stdout or ():
-        message = _parsed(line)
+        message = {"step": step} | _parsed(line)
+        step = int(message["step"])
         if message["event"] == "error":
             problem = str(message["message"])
         elif message["event"] == "halt":
@@ -126,7 +139,8 @@ def _listen(process: subprocess.Popen[str], job: Job, label: str, report: Report
             process.wait()
             events.append(job.diary, "killed", step=message["step"])
             report(_progress(label, job, message | {"event": "killed"}))
-        else:
+        elif message["event"] != "warning" or message["message"] not in warned:
+            warned |= {message["message"]} if message["event"] == "warning" else set()
             report(_progress(label, job, message))
     process.wait()
     return killed, problem
@@ -141,32 +155,28 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _progress(label: str, job: Job, message: dict[str, Any]) -> Progress:
-    step = int(message.get("step", message.get("restored", 0)))
+    step = max(int(message["step"]), int(message.get("restored", 0)))
     return Progress(label, step, job.experiment.steps, message.get("loss"), _words(message))
 
 
 def _words(message: dict[str, Any]) -> str:
     match message["event"]:
+        case "warning":
+            return f"warning: {message['message']}"
         case "start" if message["restored"]:
             return f"resumed from step {message['restored']}"
         case "checkpoint":
             ratio = message["raw_bytes"] / max(1, message["stored_bytes"])
             return f"{message['kind']} checkpoint, {ratio:.1f}x smaller"
-        case "killed":
-            return "killed (SIGKILL)"
-        case "swapped":
-            return "state thrown away"
         case "recording" if message["states"]:
             return f"recording {message['states']} exact states, about {message['bytes'] / 1e6:,.0f} MB"
         case "recorded":
             return f"exact state, {message['bytes'] / 1e6:.1f} MB"
-        case "waiting":
-            return "waiting for another process that makes the same recording"
         case "final" if message["value"] is None:
             return "finished"
         case "final":
             return f"finished, held-out metric {message['value']:.4f}"
-    return ""
+    return SAID.get(message["event"], "")
 
 
 def _crashed(job: Job, label: str, code: int) -> str:

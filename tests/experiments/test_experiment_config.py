@@ -47,7 +47,11 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("method={coder: paper}", r"method: expected a method's name or a mapping with its name"),
         ("failures=often", r"failures: expected a number of failures"),
         ("failures={when: [3]}", r"failures: expected a number of failures"),
-        ("failures=4", r"failures: 4 kills need more than 4 checkpoint intervals"),
+        ("failures=4", r"failures: 4 kills, .* but 40 steps with one every 10 have 3 such places"),
+        ("optimizer.momentum=0.5", r"optimizer: adamw has no momentum, so it would change nothing"),
+        ("optimizer={name: sgd, betas: [0.5, 0.9]}", r"optimizer: sgd has no betas"),
+        ("optimizer={lr: 0.1, min_lr: 0.2}", r"optimizer: min_lr: 0.2 is above lr: 0.1"),
+        ("time_limit=5", r"time_limit belongs to kind: ablate"),
         ("failures={at: [5]}", r"failures: step 5 is outside the run"),
         ("checkpoint_every=50", r"checkpoint_every \(50\) is over steps \(40\)"),
         ("data={name: cifar}", r"model 'char_gpt' reads data 'text' or 'bytes', not 'cifar'"),
@@ -116,6 +120,33 @@ def test_merge_keys_may_be_overridden_and_nested(tiny_file: Path) -> None:
         )
     runs = expand(load_experiment(tiny_file))
     assert [(run.threshold, run.seed) for run in runs] == [(0.1, 0), (0.1, 1), (0.1, 2), (0.1, 3)]
+
+
+def test_seed_and_seeds_are_not_both_taken(tiny_file: Path) -> None:
+    with pytest.raises(ConfigError, match="seed or seeds, not both"):
+        load_experiment(tiny_file, ["seed=1", "seeds=[0]"])
+
+
+@pytest.mark.parametrize(
+    ("key", "where"), [("grid={failures.at: [[15]]}", "grid"), ("axis={key: steps.x, values: [1]}", "axis")]
+)
+def test_a_key_that_leads_nowhere_is_named_where_it_stands(tiny_file: Path, key: str, where: str) -> None:
+    overrides = [key] if where == "grid" else ["kind=ablate", "failures=0", key]
+    with pytest.raises(ConfigError, match=rf"^{where} '.*which has no keys"):
+        expand(load_experiment(tiny_file, overrides))
+
+
+def test_a_limit_of_time_belongs_to_what_has_one(tiny_file: Path) -> None:
+    axis = ["kind=ablate", "failures=0", "axis={key: time_limit, values: [1.0, 2.0]}"]
+    with pytest.raises(ConfigError, match="time_limit belongs to measure: bins"):
+        load_experiment(tiny_file, axis)
+
+
+def test_moments_are_not_varied_where_a_method_stores_its_own(tiny_file: Path) -> None:
+    grid = "grid={method: [lattice, excp, none], moments: [8bit, compact]}"
+    runs = expand(load_experiment(tiny_file, [grid]))
+    found = [(run.method, run.moments) for run in runs]
+    assert found == [("lattice", "8bit"), ("lattice", "compact"), ("excp", "8bit"), ("none", "8bit")]
 
 
 @pytest.mark.parametrize("override", ["threshold", "=3", ".x=3", "threshold=[", "steps.deep=3"])

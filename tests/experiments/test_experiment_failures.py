@@ -43,7 +43,7 @@ def test_kills_of_an_endless_run_are_found_at_once() -> None:
 
 @pytest.mark.parametrize("failures", [10, 11])
 def test_as_many_kills_as_checkpoints_are_refused(failures: int) -> None:
-    with pytest.raises(ConfigError, match="checkpoint intervals"):
+    with pytest.raises(ConfigError, match="have 9 such places"):
         failure_steps(failures, 1000, 100)
 
 

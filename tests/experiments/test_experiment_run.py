@@ -29,7 +29,7 @@ def store_of(results: Any, run: int = 0) -> CheckpointStore:
 
 def test_a_killed_run_resumes_and_everything_is_recorded(tiny_file: Path) -> None:
     said: list[Progress] = []
-    results = run_experiment(tiny_file, ["failures=2", "output=out"], said.append)
+    results = run_experiment(tiny_file, ["failures=2", "output=out", "exact=[nope*]"], said.append)
     data = json.loads(results.path.read_text(encoding="utf-8"))
     assert data == results.data
     assert (data["format"], data["config"]["failures"]) == (1, 2)
@@ -42,6 +42,7 @@ def test_a_killed_run_resumes_and_everything_is_recorded(tiny_file: Path) -> Non
     assert abs(run["final"]["relative_degradation"]) < 0.2
     messages = [progress.message for progress in said]
     assert messages.count("killed (SIGKILL)") == 2
+    assert len([message for message in messages if "'nope*' covers no tensor" in message]) == 1  # not a life
     assert (Path("out") / "report.html").exists()
     check_entries(run, store_of(results))
     # A run without failures is its own baseline: saving, search included, changes nothing.

@@ -14,6 +14,8 @@ from dynaquant_core.experiments.config.section import Plain, Positive, Section, 
 
 __all__ = ["WHOLE", "AblationKeys", "Axis"]
 
+#: What `measure: bins` may take for one checkpoint, unless more or less is given.
+SECONDS = 1800.0
 #: Keys that belong to the whole experiment, whose runs cannot differ in them.
 WHOLE = frozenset({"name", "output", "grid", "kind", "seeds", "axis", "of", "measure"})
 
@@ -67,14 +69,14 @@ class AblationKeys(Section):
     axis: Axis | None = None
     of: Literal["replay", "train"] = "replay"
     measure: Literal["saves", "coders", "bins"] = "saves"
-    time_limit: Positive = 1800.0
+    time_limit: Positive = SECONDS
     fix: dict[str, Plain] = Field(default_factory=dict)
     search: Annotated[Any, PlainValidator(_search)] = True
 
     @model_validator(mode="after")
     def _belongs_together(self) -> AblationKeys:
         ablates = getattr(self, "kind", None) == "ablate"
-        usual = {"axis": None, "of": "replay", "measure": "saves"}
+        usual = {"axis": None, "of": "replay", "measure": "saves", "time_limit": SECONDS}
         for key, value in usual.items():
             if not ablates and getattr(self, key) != value:
                 raise ValueError(f"{key} belongs to kind: ablate")
@@ -82,9 +84,14 @@ class AblationKeys(Section):
             raise ValueError("kind: ablate needs an axis, as axis: {key: method.sigma, values: [0.1, 0.2]}")
         if self.measure != "saves" and self.of == "train":
             raise ValueError(f"measure: {self.measure} looks at a recording; it needs of: replay")
+        if self.measure != "bins" and (self.time_limit != SECONDS or self._varies("time_limit")):
+            raise ValueError("time_limit belongs to measure: bins")
         if isinstance(self.search, dict) and self.fix:
             raise ValueError("give search a point, or fix a part of it, not both")
         return self
+
+    def _varies(self, key: str) -> bool:
+        return self.axis is not None and self.axis.key == key
 
     @property
     def replays(self) -> bool:

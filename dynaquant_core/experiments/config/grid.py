@@ -10,7 +10,7 @@ from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.experiments.config.ablation import Axis
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.source import set_dotted
-from dynaquant_core.experiments.config.spelling import resolved
+from dynaquant_core.experiments.config.spelling import owns_moments, resolved
 
 __all__ = ["expand"]
 
@@ -19,9 +19,10 @@ def expand(experiment: Experiment) -> list[Experiment]:
     """The runs of an experiment, in order: the grid's last key varies fastest, then the seed.
 
     A grid that is a list gives the runs of its first mapping, then those of the next.  A run that is there
-    already, from a value or a seed that is named twice, a method that is spelled in two ways or an earlier
-    mapping, is not run again: it would count as one more seed.  Each run is an `Experiment` of its own: one
-    seed, no grid, and of an axis its own value, which varies faster than the grid.
+    already, from a value or a seed that is named twice, a method that is spelled in two ways, moments that
+    the method stores in a way of its own or an earlier mapping, is not run again: it would count as one more
+    seed.  Each run is an `Experiment` of its own: one seed, no grid, and of an axis its own value, which
+    varies faster than the grid.
 
     Raises:
         ConfigError: a combination is not valid, the axis is part of the grid, or no run takes one of seeds.
@@ -36,6 +37,8 @@ def expand(experiment: Experiment) -> list[Experiment]:
     for crossing in crossings:
         for run in _crossed(experiment, crossing):
             spelled = run.as_dict() | {"method": _resolved(run.method)}
+            if owns_moments(run.method):
+                spelled.pop("moments")
             if spelled not in told:
                 told.append(spelled)
                 runs.append(run)
@@ -59,7 +62,7 @@ def _crossed(experiment: Experiment, crossing: Mapping[str, list[Any]]) -> list[
     for values in product(*varied.values()):
         data = base
         for key, value in sorted(zip(varied, values, strict=True), key=_depth):  # a section, then its keys
-            data = set_dotted(data, key, value)
+            data = set_dotted(data, key, value, where="axis" if axis and key == axis.key else "grid")
         if axis is not None:
             data = data | {"axis": {"key": axis.key, "values": [values[-1]]}}
         chosen = [data["seed"]] if "seed" in crossing else seeds

@@ -180,6 +180,16 @@ class OptimizerSection(Section):
     clip: Positive | None = None
 
     @model_validator(mode="after")
+    def _every_key_is_used(self) -> OptimizerSection:
+        usual = {"momentum": 0.0, "nesterov": False} if self.name == "adamw" else {"betas": [0.9, 0.999]}
+        for key, value in usual.items():
+            if getattr(self, key) != value:
+                raise ValueError(f"{self.name} has no {key}, so it would change nothing; drop it")
+        if self.schedule == "cosine" and self.min_lr > self.lr:
+            raise ValueError(f"min_lr: {self.min_lr:g} is above lr: {self.lr:g}, and the cosine ends there")
+        return self
+
+    @model_validator(mode="after")
     def _nesterov_has_a_momentum(self) -> OptimizerSection:
         if self.name == "sgd" and self.nesterov and not self.momentum:
             raise ValueError("nesterov: true needs a momentum above 0, as momentum: 0.9")

@@ -96,6 +96,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         >>> apply_overrides({"method": "dynaquant"}, ["method.coder=paper", "threshold=0.05"])
         {'method': {'name': 'dynaquant', 'coder': 'paper'}, 'threshold': 0.05}
     """
+    if {"seed", "seeds"} <= {override.partition("=")[0].strip() for override in overrides}:
+        raise ConfigError("overrides: give seed or seeds, not both.")
     for override in sorted(overrides, key=_depth):
         key, equals, text = override.partition("=")
         if not equals or not all(part.strip() for part in key.split(".")):
@@ -108,7 +110,7 @@ def _depth(override: str) -> int:
     return override.partition("=")[0].count(".")
 
 
-def set_dotted(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+def set_dotted(data: dict[str, Any], key: str, value: Any, where: str = "override") -> dict[str, Any]:
     """A copy of ``data`` with ``value`` at a dotted ``key``; a name on the way becomes ``{"name": name}``.
 
     Options of a method that is not named are those of the project's default.  Setting ``seeds`` drops
@@ -127,6 +129,6 @@ def set_dotted(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     if isinstance(inner, str):
         inner = {"name": inner}
     elif inner is not None and not isinstance(inner, dict):
-        raise ConfigError(f"override {key!r}: {head!r} is {inner!r}, which has no keys.")
-    result[head] = set_dotted(inner or {}, rest, value)
+        raise ConfigError(f"{where} {key!r}: {head!r} is {inner!r}, which has no keys.")
+    result[head] = set_dotted(inner or {}, rest, value, where)
     return result

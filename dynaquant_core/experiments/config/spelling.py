@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.methods.registry import resolve_method
 
-__all__ = ["resolved"]
+__all__ = ["owns_moments", "resolved"]
 
 
 def resolved(method: Any) -> tuple[str, dict[str, Any]]:
@@ -30,3 +31,16 @@ def resolved(method: Any) -> tuple[str, dict[str, Any]]:
     found = resolve_method(method)
     given = {key: method[key] for key in method if key != "name"} if isinstance(method, Mapping) else {}
     return found.name, given | found.options()
+
+
+def owns_moments(method: Any) -> bool:
+    """Whether a method stores moments in a way of its own, so that a policy for them has no say.
+
+    Example:
+        >>> owns_moments("excp"), owns_moments("lattice"), owns_moments("nobody's")
+        (True, False, False)
+    """
+    try:
+        return "moment" in resolve_method(method).owns
+    except DynaQuantError:  # who runs it says what is wrong
+        return False
