@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaquant_core.config import ConfigError
-from dynaquant_core.errors import CorruptFileError, DynaQuantError, MissingBaseError
+from dynaquant_core.errors import ConfigError, CorruptFileError, DynaQuantError, MissingBaseError
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lc import Lc, LcConfig
 from dynaquant_core.methods.words import Plain

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynaquant_core.config import ConfigError
-from dynaquant_core.errors import CorruptFileError, MissingBaseError
+from dynaquant_core.errors import ConfigError, CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.scar import ROW, Scar
 from dynaquant_core.methods.share import ShareConfig
