@@ -31,11 +31,10 @@ def failure_steps(failures: int | dict[str, list[int]], steps: int, interval: in
     if isinstance(failures, dict):
         return _named(failures["at"], steps, interval)
     middles = range(interval + interval // 2, steps, interval)
-    places = min(len(middles), -(-steps // interval) - 1)
-    if failures > places:
+    if failures > len(middles):
         raise ConfigError(
             f"failures: {failures} kills, each in the middle of an interval of its own after the first "
-            f"checkpoint, but {steps} steps with one every {interval} have {places} such places; lower "
+            f"checkpoint, but {steps} steps with one every {interval} have {len(middles)} such places; lower "
             f"failures or checkpoint_every."
         )
     taken: list[int] = []

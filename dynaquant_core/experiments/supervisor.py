@@ -139,9 +139,10 @@ def _listen(
             process.wait()
             events.append(job.diary, "killed", step=message["step"])
             report(_progress(label, job, message | {"event": "killed"}))
-        elif message["event"] != "warning" or message["message"] not in warned:
-            warned |= {message["message"]} if message["event"] == "warning" else set()
+        elif message.get("message") not in warned:
             report(_progress(label, job, message))
+        if message["event"] == "warning":
+            warned.add(message["message"])
     process.wait()
     return killed, problem
 

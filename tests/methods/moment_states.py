@@ -1,4 +1,4 @@
-"""Optimizer states that training made: a few steps each, named as in a whole state."""
+"""Optimizer states that training made, a few steps each, named as in a whole state; and how one is saved."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dynaquant_core.methods.base import Hints, Method, Reference
+from dynaquant_core.methods.fixed import NoConfig
 from dynaquant_core.state import assign_roles, flatten
+from tests.methods.memory import Memory
 
 State = dict[str, Tensor]
+
+#: Those that keep less than 8 bits.
+POLICIES = ("compact", "minimal", "sparse", "second", "none")
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -60,3 +66,11 @@ def chain(
         train(network, optimizer, 5, seed)
         states.append(copy.deepcopy(moments(optimizer)))
     return states
+
+
+def write(policy: Method, state: State, ref: Reference | None = None) -> tuple[Memory, Reference]:
+    """(what a reader is given, what the writer holds) after one save."""
+    draft = policy.draft(state, ref, NoConfig(), Hints())
+    draft.detach()
+    streams, writer = draft.encode()
+    return Memory(state, streams), writer

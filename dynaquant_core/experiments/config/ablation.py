@@ -84,14 +84,12 @@ class AblationKeys(Section):
             raise ValueError("kind: ablate needs an axis, as axis: {key: method.sigma, values: [0.1, 0.2]}")
         if self.measure != "saves" and self.of == "train":
             raise ValueError(f"measure: {self.measure} looks at a recording; it needs of: replay")
-        if self.measure != "bins" and (self.time_limit != SECONDS or self._varies("time_limit")):
+        varies = self.axis is not None and self.axis.key == "time_limit"
+        if self.measure != "bins" and (varies or self.time_limit != SECONDS):
             raise ValueError("time_limit belongs to measure: bins")
         if isinstance(self.search, dict) and self.fix:
             raise ValueError("give search a point, or fix a part of it, not both")
         return self
-
-    def _varies(self, key: str) -> bool:
-        return self.axis is not None and self.axis.key == key
 
     @property
     def replays(self) -> bool:

@@ -181,10 +181,12 @@ class OptimizerSection(Section):
 
     @model_validator(mode="after")
     def _every_key_is_used(self) -> OptimizerSection:
-        usual = {"momentum": 0.0, "nesterov": False} if self.name == "adamw" else {"betas": [0.9, 0.999]}
-        for key, value in usual.items():
-            if getattr(self, key) != value:
-                raise ValueError(f"{self.name} has no {key}, so it would change nothing; drop it")
+        for key in ("momentum", "nesterov") if self.name == "adamw" else ("betas",):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"{self.name} has no {key}, so it would change nothing; drop it, or vary the optimizer "
+                    "as a whole"
+                )
         if self.schedule == "cosine" and self.min_lr > self.lr:
             raise ValueError(f"min_lr: {self.min_lr:g} is above lr: {self.lr:g}, and the cosine ends there")
         return self
