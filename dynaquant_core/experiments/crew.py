@@ -1,18 +1,17 @@
-"""Work in an order that its parts ask for, several parts at a time; and processes that can all be stopped."""
+"""Work in an order that its parts ask for, several parts at a time."""
 
 from __future__ import annotations
 
 import logging
-import subprocess
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.experiments.children import Children
 
-__all__ = ["Children", "Task", "run_tasks"]
+__all__ = ["Task", "run_tasks"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,34 +29,6 @@ class Task:
     name: str
     work: Callable[[], Any]
     needs: tuple[str, ...] = ()
-
-
-class Children:
-    """The processes that are at work, so that one call ends them all; any thread may use it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._living: set[subprocess.Popen[str]] = set()
-        self._stopped = False
-
-    def add(self, process: subprocess.Popen[str]) -> None:
-        """Takes in a process that has just begun; it is killed at once where everything was stopped."""
-        with self._lock:
-            self._living.add(process)
-            if self._stopped:
-                process.kill()
-
-    def remove(self, process: subprocess.Popen[str]) -> None:
-        """Forgets a process that has ended."""
-        with self._lock:
-            self._living.discard(process)
-
-    def stop(self) -> None:
-        """Kills all of them, and those that are still to come."""
-        with self._lock:
-            self._stopped = True
-            for process in self._living:
-                process.kill()
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None], children: Children) -> None:
@@ -79,7 +50,8 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None]
     Example:
         >>> found = []
         >>> late = Task("late", lambda: 1, needs=("early",))
-        >>> run_tasks([late, Task("early", lambda: 2)], 2, lambda *pair: found.append(pair), Children())
+        >>> with Children() as children:
+        ...     run_tasks([late, Task("early", lambda: 2)], 2, lambda *pair: found.append(pair), children)
         >>> found
         [('early', 2), ('late', 1)]
     """

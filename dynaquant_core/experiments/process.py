@@ -1,4 +1,4 @@
-"""A process of an experiment: ``python -m dynaquant_core.experiments.process FOLDER`` and options.
+"""A process of an experiment, forked by `forkserver`; by hand ``python -m ...experiments.process FOLDER``.
 
 It reads its job from the folder, goes on from the newest checkpoint, and writes events to the diary.  On its
 standard output it says, one JSON object a line, where it is.  At the halt step it waits for its parent to

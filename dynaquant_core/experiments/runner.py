@@ -13,10 +13,11 @@ import torch
 
 from dynaquant_core.config import require
 from dynaquant_core.errors import DependencyError, DynaQuantError
+from dynaquant_core.experiments.children import Children
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.config.source import load_experiment
-from dynaquant_core.experiments.crew import Children, run_tasks
+from dynaquant_core.experiments.crew import run_tasks
 from dynaquant_core.experiments.environment import environment
 from dynaquant_core.experiments.job import write_json
 from dynaquant_core.experiments.kinds.base import Planned
@@ -98,9 +99,9 @@ def _run(
             write_json(results.path, facts)
             write_table(results)
 
-    watcher = Watcher(_in_turn(progress), Children())
     try:
-        run_tasks(grid_tasks(plan, watcher), jobs, keep, watcher.children)
+        with Children() as children:
+            run_tasks(grid_tasks(plan, Watcher(_in_turn(progress), children)), jobs, keep, children)
     except DynaQuantError:
         if "runs" in facts:  # a page of what was finished
             _report(results)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
-from dynaquant_core.experiments.crew import Children
+from dynaquant_core.experiments.children import Child, Children
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.threads import thread_count
@@ -80,6 +79,9 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
     Raises:
         ExperimentError: the process ended without finishing; names its log.
     """
+    if not isinstance(report, Watcher):
+        with Children() as children:
+            return complete(job, failures, label, Watcher(report, children))
     warned: set[str] = set()
     while True:
         diary = events.read(job.diary)
@@ -90,28 +92,19 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
         _one_life(job, left[0] if left else None, label, report, warned)
 
 
-def _one_life(job: Job, halt: int | None, label: str, report: Report, warned: set[str]) -> None:
+def _one_life(job: Job, halt: int | None, label: str, watcher: Watcher, warned: set[str]) -> None:
     """One process, to its end or its halt; ``warned``: what was shown already, of this run."""
-    command = [sys.executable, "-m", "dynaquant_core.experiments.process", str(job.folder)]
-    command += ["--parent", str(os.getpid())]
-    if halt is not None:
-        command += ["--halt", str(halt)]
-    children = report.children if isinstance(report, Watcher) else Children()
-    with (
-        job.log.open("ab") as log,
-        subprocess.Popen(  # noqa: S603 - this interpreter, this package's module, a folder of ours
-            command, stdout=subprocess.PIPE, stderr=log, env=_environment(job), text=True
-        ) as process,
-    ):
-        children.add(process)
-        try:
-            killed, problem = _listen(process, job, label, report, warned)
-        finally:
-            process.kill()  # after an error or an interrupt here: no orphan goes on writing
-            process.wait()
-            children.remove(process)
-    if not killed and process.returncode != 0:
-        raise ExperimentError(problem or _crashed(job, label, process.returncode))
+    arguments = [str(job.folder)] if halt is None else [str(job.folder), "--halt", str(halt)]
+    with job.log.open("ab") as log:
+        child = watcher.children.start(arguments, log, _environment(job))
+    try:
+        with child.output:
+            killed, problem = _listen(child, job, label, watcher, warned)
+    finally:
+        child.kill()  # after an error or an interrupt here: no orphan goes on writing
+        code = child.wait()
+    if not killed and code != 0:
+        raise ExperimentError(problem or _crashed(job, label, code))
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -123,27 +116,24 @@ def _environment(job: Job) -> dict[str, str]:
     return environment
 
 
-def _listen(
-    process: subprocess.Popen[str], job: Job, label: str, report: Report, warned: set[str]
-) -> tuple[bool, str]:
+def _listen(child: Child, job: Job, label: str, report: Report, warned: set[str]) -> tuple[bool, str]:
     """Forwards what the process says until it ends; kills it at its halt.  Returns (killed, error)."""
     killed, problem, step = False, "", 0
-    for line in process.stdout or ():
+    for line in child.output:
         message = {"step": step} | _parsed(line)
         step = int(message["step"])
         if message["event"] == "error":
             problem = str(message["message"])
         elif message["event"] == "halt":
-            process.kill()  # SIGKILL: no handler runs, nothing is flushed
+            child.kill()
+            child.wait()
             killed = True
-            process.wait()
             events.append(job.diary, "killed", step=message["step"])
             report(_progress(label, job, message | {"event": "killed"}))
         elif message.get("message") not in warned:
             report(_progress(label, job, message))
         if message["event"] == "warning":
             warned.add(message["message"])
-    process.wait()
     return killed, problem
 
 

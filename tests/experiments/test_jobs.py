@@ -19,9 +19,10 @@ import pytest
 
 from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments import Progress, events, run_experiment, seed_rows, summary
+from dynaquant_core.experiments.children import Children
 from dynaquant_core.experiments.config import load_experiment
 from dynaquant_core.experiments.config.grid import expand
-from dynaquant_core.experiments.crew import Children, Task, run_tasks
+from dynaquant_core.experiments.crew import Task, run_tasks
 from dynaquant_core.experiments.job import Job, write_json
 from dynaquant_core.experiments.output import run_folders
 
@@ -246,21 +247,29 @@ def test_of_several_errors_the_first_is_raised_and_all_are_told(caplog: pytest.L
     assert "parts that failed: 2" in caplog.text
 
 
-def test_an_interrupt_kills_what_runs_and_what_comes() -> None:
-    children = Children()
-    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+def test_an_interrupt_kills_what_runs_and_what_comes(tiny_file: Path) -> None:
+    job = Job(Path("out"), expand(load_experiment(tiny_file, ["steps=100000"]))[0], saves=False)
+    job.write()
+    begun, codes = threading.Event(), []
 
-    def wait() -> int:
-        with subprocess.Popen(sleeping, text=True) as process:
-            children.add(process)
-            return process.wait()
+    def train() -> None:
+        with Path("log").open("ab") as log:
+            child = children.start(["out"], log, os.environ)
+        with child.output as said:
+            for _ in said:
+                begun.set()
+        codes.append(child.wait())
 
     def interrupt() -> None:
+        begun.wait(60)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run_tasks([Task("a", wait), Task("b", interrupt)], 2, lambda *pair: None, children)
-    assert wait() == -signal.SIGKILL
+    with Children() as children:
+        with pytest.raises(KeyboardInterrupt):
+            run_tasks([Task("a", train), Task("b", interrupt)], 2, lambda *pair: None, children)
+        assert codes == [-signal.SIGKILL]
+        with pytest.raises(ExperimentError, match="was stopped"):
+            train()
 
 
 @pytest.mark.parametrize("jobs", [0, -1])
