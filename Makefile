@@ -26,6 +26,8 @@ BENCH_ARGS ?= --json
 COMPARISON_ARGS ?=
 # Two processes, each with whole files: much of a test is Python, which one core runs.
 WORKERS ?= -n 2 --dist loadfile
+# Either of them has a core: a second thread of torch would wait for the other one's.
+test-newest test-composer: export OMP_NUM_THREADS ?= 1
 BIN := $(VENV)/bin
 COMPOSER_BIN := $(COMPOSER_VENV)/bin
 

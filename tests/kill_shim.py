@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,10 @@ class Shim:
         """Wraps the functions of `os`."""
         for name in OPERATIONS:
             setattr(os, name, self._wrapped(name, getattr(os, name)))
+        accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10: `Path` took them along
+        for name in OPERATIONS[1:]:
+            if hasattr(accessor, name):
+                setattr(accessor, name, staticmethod(getattr(os, name)))
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:

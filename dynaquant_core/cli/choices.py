@@ -30,7 +30,7 @@ PruneOption = Annotated[
 ]
 ScaleOption = Annotated[
     str | None,
-    typer.Option("--scale", help="Mean step in mean spreads, 0.0003 to 64, or bf16 or exact (lattice; 0.5)."),
+    typer.Option("--scale", help="Mean step in mean spreads, 1/4096 to 64, or bf16 or exact (lattice; 0.5)."),
 ]
 ProtectOption = Annotated[
     float | None, typer.Option("--protect", help="Share of weights in bfloat16 (dynaquant).")
@@ -40,7 +40,7 @@ EmbeddingBinsOption = Annotated[
 ]
 MomentsOption = Annotated[
     str,
-    typer.Option("--moments", help="Optimizer moments: exact, 8bit, compact, minimal, second or none."),
+    typer.Option("--moments", help="Moments: exact, 8bit, compact, minimal, sparse, second or none."),
 ]
 ExactOption = Annotated[
     list[str] | None,

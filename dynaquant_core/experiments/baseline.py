@@ -140,13 +140,11 @@ def _trained(
         return found
     _sweep(key)
     partial = FOLDER / f"{key}.{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)  # of a failure, whose log was worth keeping until now
     job = Job(partial, experiment, saves=False, threads=threads, start=start)
     job.write()
-    try:
-        diary = complete(job, (), f"baseline, seed {experiment.seed}", report)
-        _move(partial, key, experiment.checkpoint_every)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    diary = complete(job, (), f"baseline, seed {experiment.seed}", report)
+    _move(partial, key, experiment.checkpoint_every)
     return Baseline.of(diary, experiment.checkpoint_every)
 
 

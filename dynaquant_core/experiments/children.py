@@ -24,16 +24,13 @@ __all__ = ["NUMBER", "Child", "Children"]
 #: Number and exit status of a child, as a server sends them.
 NUMBER = struct.Struct("=q")
 
-#: Exit status of a child of which nothing is known: its server ended before it.
-UNKNOWN = 1
-
 
 class Child:
-    """One process, forked by `forkserver`; has begun.
+    """One process, forked by `forkserver`.
 
     Args:
         output: its standard output.
-        status: the socket of this child.
+        status: the socket of this child, where its number was said.
 
     Attributes:
         output: lines of text; ends when the process does.  To be closed.
@@ -43,26 +40,31 @@ class Child:
         self.output = output
         self._status = status
         self._code: int | None = None
-        self._receive()  # its number, which nobody needs: it has begun
 
     def kill(self) -> None:
         """SIGKILL: no handler runs, nothing is flushed.  Without effect on one that has ended."""
         with suppress(OSError):
             self._status.send(b"k")
 
-    def wait(self) -> int:
-        """Waits for its end; its exit status, of a signal the negative number.  May be asked again."""
-        if self._code is None:
-            self._code = self._receive()
+    def wait(self) -> int | None:
+        """Waits for its end; its exit status, of a signal the negative number.  May be asked again.
+
+        Returns:
+            None where nothing is known: the server has ended, and the child with it.
+        """
+        if self._status.fileno() >= 0:
+            self._code = received(self._status)
             self._status.close()
         return self._code
 
-    def _receive(self) -> int:
-        with suppress(OSError):
-            data = self._status.recv(NUMBER.size, socket.MSG_WAITALL)
-            if len(data) == NUMBER.size:
-                return int(NUMBER.unpack(data)[0])
-        return UNKNOWN
+
+def received(status: socket.socket) -> int | None:
+    """The next number that a server says of a child; None where it has ended."""
+    with suppress(OSError):
+        data = status.recv(NUMBER.size, socket.MSG_WAITALL)
+        if len(data) == NUMBER.size:
+            return int(NUMBER.unpack(data)[0])
+    return None
 
 
 class Children:
@@ -103,10 +105,19 @@ class Children:
             environment: of the process.
 
         Raises:
-            ExperimentError: everything was stopped.
+            ExperimentError: everything was stopped, or no process can be begun.
         """
         with self._turn:
-            return self._server(error, environment).fork(arguments, error)
+            for _ in range(2):  # a server may have ended after the last child that it forked
+                server = self._server(error, environment)
+                child = server.fork(arguments, error)
+                if child is not None:
+                    return child
+                code = server.wait()
+        raise ExperimentError(
+            f"no process can be started: the one that forks them ended with code {code}; its log is "
+            f"{error.name}."
+        )
 
     def stop(self) -> None:
         """Kills all of them; none can be started any more."""
@@ -151,11 +162,11 @@ class _Server:
 
     @property
     def living(self) -> bool:
-        """Whether it can fork."""
+        """Whether it can fork, as far as is known."""
         return self._process.poll() is None
 
-    def fork(self, arguments: Sequence[str], error: BinaryIO) -> Child:
-        """Begins a process, which has begun on return; one that has ended where the server has."""
+    def fork(self, arguments: Sequence[str], error: BinaryIO) -> Child | None:
+        """Begins a process, which has begun on return; None where this server has ended."""
         status, theirs = socket.socketpair()
         reading, writing = os.pipe()
         with theirs, suppress(OSError):
@@ -165,6 +176,10 @@ class _Server:
                 [writing, error.fileno(), theirs.fileno()],
             )
         os.close(writing)
+        if received(status) is None:
+            os.close(reading)
+            status.close()
+            return None
         return Child(open(reading, encoding="utf-8", errors="replace"), status)  # noqa: PTH123 - a pipe
 
     def stop(self) -> None:
@@ -172,7 +187,8 @@ class _Server:
         with suppress(OSError):
             self._requests.shutdown(socket.SHUT_WR)
 
-    def wait(self) -> None:
-        """Until it has ended."""
-        self._process.wait()
+    def wait(self) -> int:
+        """Until it has ended; its exit status."""
+        code = self._process.wait()
         self._requests.close()
+        return code

@@ -20,6 +20,7 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -34,10 +35,14 @@ LATE = "torch._dynamo"
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Forks until the other end is gone; in a child, does its job."""
-    importlib.import_module(LATE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever asked for children decides
-    job = _Server(socket.socket(fileno=int(arguments[0]))).serve()
-    code = 0 if job is None else process.main(job)
+    code = 1
+    try:
+        importlib.import_module(LATE)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever asked for children decides
+        job = _Server(socket.socket(fileno=int(arguments[0]))).serve()
+        code = 0 if job is None else process.main(job)
+    except BaseException:  # noqa: BLE001 - said, and the end of this process
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # as forked processes do: taking torch down with care takes a second, and nothing is open
@@ -77,10 +82,9 @@ class _Server:
                 elif key.fileobj == self._ended:
                     os.read(self._ended, 1 << 16)
                     self._reap()
-                else:
+                elif key.data in self._children:  # else reaped a moment ago, in this very round
                     self._selector.unregister(key.fileobj)
-                    if key.data in self._children:
-                        os.kill(key.data, signal.SIGKILL)
+                    os.kill(key.data, signal.SIGKILL)
 
     def _fork(self, job: list[str], descriptors: Sequence[int]) -> list[str] | None:
         """Its arguments in the child, None here."""

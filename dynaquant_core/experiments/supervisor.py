@@ -96,6 +96,7 @@ def _one_life(job: Job, halt: int | None, label: str, watcher: Watcher, warned: 
     """One process, to its end or its halt; ``warned``: what was shown already, of this run."""
     arguments = [str(job.folder)] if halt is None else [str(job.folder), "--halt", str(halt)]
     with job.log.open("ab") as log:
+        said = log.tell()
         child = watcher.children.start(arguments, log, _environment(job))
     try:
         with child.output:
@@ -104,7 +105,7 @@ def _one_life(job: Job, halt: int | None, label: str, watcher: Watcher, warned: 
         child.kill()  # after an error or an interrupt here: no orphan goes on writing
         code = child.wait()
     if not killed and code != 0:
-        raise ExperimentError(problem or _crashed(job, label, code))
+        raise ExperimentError(f"{label}: {problem or _crashed(job, said, code)}")
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -170,7 +171,13 @@ def _words(message: dict[str, Any]) -> str:
     return SAID.get(message["event"], "")
 
 
-def _crashed(job: Job, label: str, code: int) -> str:
-    lines = job.log.read_text(encoding="utf-8", errors="replace").split("\n") if job.log.exists() else []
-    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return f"{label}: the training process ended with code {code} ({last.strip()}); its log is {job.log}."
+def _crashed(job: Job, said: int, code: int | None) -> str:
+    """What became of a process that said nothing; ``said``: bytes of its log that are older than it."""
+    if code is None:
+        return (
+            f"the training process was ended, as somebody killed the one that forked it (the system, where "
+            f"memory is short); a later run goes on from what was written; its log is {job.log}."
+        )
+    text = job.log.read_bytes()[said:].decode(errors="replace") if job.log.exists() else ""
+    last = next((line for line in reversed(text.split("\n")) if line.strip()), "it said nothing")
+    return f"the training process ended with code {code} ({last.strip()}); its log is {job.log}."

@@ -121,6 +121,10 @@ def _build(name: str, options: Mapping[str, Any]) -> Method:
         raise ConfigError(f"method {name!r} does not take the options {sorted(options)}: {error}.") from error
     if not isinstance(method, Method):
         raise ConfigError(f"method {name!r}: {factory!r} does not follow the method protocol.")
+    if method.name != name:  # what it saved would name a method that is not there
+        raise ConfigError(
+            f"method {name!r} calls itself {method.name!r}; its entry point and its `name` have to agree."
+        )
     return method
 
 

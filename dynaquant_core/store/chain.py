@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from dynaquant_core.errors import CorruptFileError, LimitError, MissingBaseError
+from dynaquant_core.errors import CorruptFileError, DynaQuantError, LimitError, MissingBaseError
 from dynaquant_core.format import FileReader, Index
 from dynaquant_core.methods.base import Method, Reference, StreamSource
 from dynaquant_core.methods.moments import MOMENTS
@@ -124,7 +124,7 @@ class Chain:
         if self._known is not None and links[0] is self._links[0]:
             reference, links = self._known.parts[part].reference, links[1:]
         for link in links:
-            reference = method.decode(link.reader.source(part), reference, chosen)
+            reference = _decoded(method, link, part, reference, chosen)
         assert reference is not None  # a chain has at least its key
         return HeldPart(written, specs, reference)
 
@@ -260,3 +260,20 @@ def _base_of(scan: Scan, entry: Entry) -> Entry | None:
             "load another step or bring that file back."
         )
     return base
+
+
+def _decoded(
+    method: Method, link: Link, part: str, below: Reference | None, names: list[str] | None
+) -> Reference:
+    """A part of one file; what a method of somebody else raises says whose it is."""
+    try:
+        return method.decode(link.reader.source(part), below, names)
+    except (DynaQuantError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if type(method).__module__.startswith("dynaquant_core."):
+            raise
+        raise CorruptFileError(
+            f"{link.entry.path.name}: the method {method.name!r} fails to read it ({type(error).__name__}: "
+            f"{error}); where it reads other files this one is damaged, else the method is to be mended."
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import warnings
@@ -108,8 +109,12 @@ def _read_torch(path: Path) -> Any:
             warnings.simplefilter("ignore")  # remarks about the file's age are not ours to pass on
             with torch.serialization.safe_globals(_plain_numpy()):
                 return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise CorruptFileError(  # torch sought before the beginning of a file that was cut short
+            f"{path}: expected a torch.save file, found a damaged one; copy the file again."
+        ) from error
     except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
         refused = REFUSED.search(str(error))
         if refused:

@@ -70,7 +70,10 @@ def prepare(
         UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
         ConfigError: ``step``, ``config`` or ``gradients`` is not what it should be.
     """
-    require(type(step) is int and 0 <= step < LIMIT, f"step must be a whole number >= 0, got {step!r}.")
+    require(
+        type(step) is int and 0 <= step < LIMIT,
+        f"step must be a whole number from 0 to below 2**63, got {step!r}.",
+    )
     tree = flatten(state)
     buffers = buffer_names({leaf.name: leaf.tensor for leaf in tree.leaves}, model)
     kept = buffers | stand_in_names(tree.leaves, model)

@@ -106,6 +106,16 @@ def test_import_refuses_what_could_run_code_or_is_damaged(shell: Shell, tmp_path
     assert "weights_only" not in outcome.err
 
 
+def test_import_of_a_file_that_was_cut_says_damaged_wherever_that_was(shell: Shell, tmp_path: Path) -> None:
+    whole, path = tmp_path / "whole.pt", tmp_path / "cut.pt"
+    torch.save({f"layer.{i}": torch.randn(3, 50) for i in range(150)}, whole)
+    for part in (2, 3, 4, 5):
+        path.write_bytes(whole.read_bytes()[: whole.stat().st_size * part // 8])
+        outcome = shell("import", path, tmp_path / "store")
+        assert outcome.status == 1
+        assert "damaged" in outcome.error()
+
+
 @pytest.mark.parametrize("command", ["compress", "import"])
 def test_what_is_compressed_already_is_named_as_such(
     shell: Shell, looked_at: Path, tmp_path: Path, command: str

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
 import pytest
 
 from dynaquant_core.errors import ExperimentError
@@ -20,6 +21,8 @@ from dynaquant_core.experiments.children import Child, Children
 from dynaquant_core.experiments.config import load_experiment
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.supervisor import Progress, complete
+from tests.kill_shim import ONE_THREAD
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def begun(children: Children, folder: str, log: BinaryIO) -> Child:
     return child
 
 
-def ended(child: Child) -> int:
+def ended(child: Child) -> int | None:
     """Its exit status, after all that it said."""
     with child.output as said:
         list(said)
@@ -74,7 +77,7 @@ def test_stop_ends_all_and_nothing_begins_after_it(endless: str, log: BinaryIO) 
 
 
 def test_stop_need_not_wait_for_one_that_begins(endless: str, log: BinaryIO) -> None:
-    codes: list[int] = []
+    codes: list[int | None] = []
     with Children() as children:
         waiting = threading.Thread(
             target=lambda: codes.append(ended(children.start([endless], log, os.environ)))
@@ -91,14 +94,9 @@ def test_stop_need_not_wait_for_one_that_begins(endless: str, log: BinaryIO) -> 
 def test_a_server_that_dies_takes_its_children_along_and_is_replaced(endless: str, log: BinaryIO) -> None:
     with Children() as children:
         child = begun(children, endless, log)
-        [server] = subprocess.run(
-            ["pgrep", "-P", str(os.getpid()), "-f", "experiments.forkserver"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        os.kill(int(server), signal.SIGKILL)
-        assert ended(child) == 1
+        (server,) = psutil.Process().children()
+        server.kill()
+        assert ended(child) is None
         deadline = time.monotonic() + 30
         while "the parent is gone" not in Path("log").read_text(encoding="utf-8"):
             assert time.monotonic() < deadline
@@ -107,12 +105,50 @@ def test_a_server_that_dies_takes_its_children_along_and_is_replaced(endless: st
     assert ended(other) == -signal.SIGKILL
 
 
-def test_a_server_that_cannot_begin_is_a_child_that_failed(
+def test_a_run_whose_server_dies_says_so_and_goes_on_later(tiny_file: Path) -> None:
+    def kill(progress: Progress) -> None:
+        if progress.step > 10:
+            (server,) = psutil.Process().children()
+            server.kill()
+
+    job = Job(Path("out"), expand(load_experiment(tiny_file, ["steps=100000"]))[0], saves=False)
+    job.write()
+    with pytest.raises(ExperimentError, match=r"^mine: .* killed the one that forked it .*; its log is out/"):
+        complete(job, (), "mine", kill)
+
+
+def test_a_server_that_cannot_begin_is_one_clear_error(
     log: BinaryIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with Children() as children:
-        assert ended(children.start(["nowhere"], log, os.environ)) == 1
+    with Children() as children, pytest.raises(ExperimentError, match=r"no process can be started.* code 1;"):
+        children.start(["nowhere"], log, os.environ)
+
+
+#: A child has ended, and the order to kill it comes before its server has looked: news first, then the order.
+BOTH_AT_ONCE = """
+import os, selectors, socket, time
+from dynaquant_core.experiments.forkserver import _Server
+ours, theirs = socket.socketpair()
+server = _Server(theirs)
+status, end = socket.socketpair()
+number = os.fork()
+if number == 0:
+    os._exit(3)
+server._children[number] = end
+server._selector.register(end, selectors.EVENT_READ, number)
+time.sleep(0.3)
+status.send(b"k")
+ours.shutdown(socket.SHUT_WR)
+assert server.serve() is None
+assert int.from_bytes(status.recv(8), "little") == 3
+"""
+
+
+def test_an_order_to_kill_one_who_has_just_ended_hurts_nobody() -> None:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = os.environ | {"PYTHONPATH": path, **ONE_THREAD}
+    subprocess.run([sys.executable, "-c", BOTH_AT_ONCE], env=environment, check=True, timeout=120)
 
 
 def test_each_has_its_environment_and_its_current_directory(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -227,8 +229,30 @@ def test_a_config_that_failed_before_its_first_step_can_be_mended(tiny_file: Pat
 
 
 def test_a_training_process_that_fails_is_one_clear_error(tiny_file: Path) -> None:
-    with pytest.raises(ExperimentError, match=r"training loss is (nan|inf).*lower optimizer.lr"):
+    with pytest.raises(
+        ExperimentError, match=r"^run 1 of 1, seed 0: training loss is (nan|inf).*lower optim"
+    ):
         run_experiment(tiny_file, [*EXACT, "optimizer.lr=1e30", "output=out"])
+
+
+@pytest.mark.parametrize(("failures", "label"), [(0, "run 1 of 1, seed 0"), (1, "baseline, seed 0")])
+def test_a_process_that_dies_is_told_and_its_log_is_where_that_says(
+    tiny_file: Path, failures: int, label: str
+) -> None:
+    def kill(progress: Progress) -> None:
+        if progress.step > 10:
+            (server,) = psutil.Process().children()
+            (child,) = server.children()
+            child.kill()
+
+    long = [*EXACT, "steps=100000", "checkpoint_every=10000", "output=out", f"failures={failures}"]
+    said = rf"^{label}: the training process ended with code -9 \(it said nothing\); its log is (.*)\.$"
+    with pytest.raises(ExperimentError, match=said) as caught:
+        run_experiment(tiny_file, long, kill)
+    log = Path(re.findall(said, str(caught.value))[0])
+    log.write_text("KeyError: 'of an earlier life'\n", encoding="utf-8")
+    with pytest.raises(ExperimentError, match=said):
+        run_experiment(tiny_file, long, kill)
 
 
 def test_a_training_that_only_its_evaluation_shows_to_have_diverged_is_one_clear_error(

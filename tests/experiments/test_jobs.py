@@ -250,7 +250,8 @@ def test_of_several_errors_the_first_is_raised_and_all_are_told(caplog: pytest.L
 def test_an_interrupt_kills_what_runs_and_what_comes(tiny_file: Path) -> None:
     job = Job(Path("out"), expand(load_experiment(tiny_file, ["steps=100000"]))[0], saves=False)
     job.write()
-    begun, codes = threading.Event(), []
+    begun = threading.Event()
+    codes: list[int | None] = []
 
     def train() -> None:
         with Path("log").open("ab") as log:

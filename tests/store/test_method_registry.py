@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -64,6 +65,34 @@ def test_unknown_names_get_the_nearest() -> None:
         resolve_method({"name": "exact", "strength": 3})
     with pytest.raises(dq.ConfigError, match="method object"):
         resolve_method(Exact)  # type: ignore[arg-type]
+
+
+class Misread(Mine):
+    """A method that fails on what it wrote itself."""
+
+    name = "misread"
+
+    def decode(self, *arguments: Any, **options: Any) -> Any:
+        raise KeyError("kaboom")
+
+
+def test_a_method_and_its_entry_point_have_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, {"yours": "tests.store.test_method_registry:Mine"})
+    with pytest.raises(dq.ConfigError, match="'yours' calls itself 'mine'"):
+        resolve_method("yours")
+
+
+def test_what_an_installed_method_raises_is_told_as_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, {"misread": "tests.store.test_method_registry:Misread"})
+    store = CheckpointStore(tmp_path, method="misread", moments="exact")
+    store.save(1, small_state(1))
+    said = r"the method 'misread' fails to read it \(KeyError: 'kaboom'\)"
+    with pytest.raises(dq.CorruptFileError, match=said):
+        store.load(1)
+    (problem,) = store.verify(deep=True)
+    assert re.search(said, problem.reason)
 
 
 def test_an_installed_method_saves_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
