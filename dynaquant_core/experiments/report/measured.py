@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,18 @@ __all__ = ["bins_rows", "bins_text", "coder_ratios", "coder_rows", "draw_bins", 
 
 
 def coder_ratios(entries: Sequence[Any], coder: str) -> tuple[float, float]:
-    """(ratio of the weights, ratio of the codes alone) over some checkpoints of a run."""
+    """(ratio of the weights, ratio of the codes alone) over checkpoints.
+
+    Example:
+        >>> kept_exactly = {"raw_bytes": 80, "side_bytes": 20, "coded_weights": 0, "bytes": {"RLE+HE": 0}}
+        >>> coder_ratios([kept_exactly], "RLE+HE")  # there are no codes
+        (4.0, nan)
+    """
     raw = sum(entry["raw_bytes"] for entry in entries)
     codes = sum(entry["bytes"][coder] for entry in entries)
     coded = 4 * sum(entry["coded_weights"] for entry in entries)
     stored = codes + sum(entry["side_bytes"] for entry in entries)
-    return raw / max(1, stored), coded / max(1, codes)
+    return raw / max(1, stored), coded / max(1, codes) if coded else math.nan
 
 
 def coder_rows(run: Run) -> list[Row]:
@@ -36,7 +43,7 @@ def _coder_row(name: str, entries: Sequence[Any]) -> Row:
     row = {"step": name, "side": f"{sum(entry['side_bytes'] for entry in entries):,} B"}
     for coder in entries[0]["bytes"]:
         weights, codes = coder_ratios(entries, coder)
-        row[coder] = f"{weights:.1f}x ({codes:.1f}x)"
+        row[coder] = f"{weights:.1f}x (-)" if math.isnan(codes) else f"{weights:.1f}x ({codes:.1f}x)"
     return row
 
 
