@@ -111,6 +111,7 @@ def find_baseline(key: str, interval: int) -> Baseline | None:
 def train_baseline(
     experiment: Experiment,
     key: str,
+    label: str,
     report: Report,
     threads: int | None = None,
     *,
@@ -121,6 +122,7 @@ def train_baseline(
     Args:
         experiment: one run.
         key: of its baseline.
+        label: name of the run that needs it first, in progress reports and errors.
         report: takes progress.
         threads: of its process; None: as many as there are.
         start: weights that it begins with, of which ``key`` tells; None: the model's own.
@@ -129,11 +131,11 @@ def train_baseline(
         ExperimentError: the training process failed.
     """
     with _in_turn(key):
-        return _trained(experiment, key, report, threads, start)
+        return _trained(experiment, key, label, report, threads, start)
 
 
 def _trained(
-    experiment: Experiment, key: str, report: Report, threads: int | None, start: Path | None
+    experiment: Experiment, key: str, label: str, report: Report, threads: int | None, start: Path | None
 ) -> Baseline:
     found = find_baseline(key, experiment.checkpoint_every)
     if found is not None:
@@ -143,7 +145,7 @@ def _trained(
     shutil.rmtree(partial, ignore_errors=True)  # of a failure, whose log was worth keeping until now
     job = Job(partial, experiment, saves=False, threads=threads, start=start)
     job.write()
-    diary = complete(job, (), f"baseline, seed {experiment.seed}", report)
+    diary = complete(job, (), f"baseline of {label}", report)
     _move(partial, key, experiment.checkpoint_every)
     return Baseline.of(diary, experiment.checkpoint_every)
 

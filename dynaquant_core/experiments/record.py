@@ -18,12 +18,15 @@ from dynaquant_core.experiments.supervisor import Report, complete
 __all__ = ["record"]
 
 
-def record(experiment: Experiment, fingerprint: str, report: Report, threads: int | None = None) -> Recording:
+def record(
+    experiment: Experiment, fingerprint: str, label: str, report: Report, threads: int | None = None
+) -> Recording:
     """The recording of a run: found, or trained in a process of its own; one that was cut short goes on.
 
     Args:
         experiment: one run.
         fingerprint: of its data.
+        label: name of the run that needs it first, in progress reports and errors.
         report: takes progress.
         threads: of the process; None: as many as there are.  One that has begun keeps its number.
 
@@ -39,7 +42,7 @@ def record(experiment: Experiment, fingerprint: str, report: Report, threads: in
     if not (folder / "job.json").exists():
         Job(folder, experiment, saves=False, records=True, threads=threads).write()
     job = Job.read(folder)
-    diary = complete(job, (), f"recording, seed {experiment.seed}", report)
+    diary = complete(job, (), f"recording for {label}", report)
     recording = finish(folder, experiment)
     key = baseline_key(experiment, fingerprint, job.threads)
     publish(as_one_life(diary), key, experiment.checkpoint_every)

@@ -235,9 +235,9 @@ def test_a_training_process_that_fails_is_one_clear_error(tiny_file: Path) -> No
         run_experiment(tiny_file, [*EXACT, "optimizer.lr=1e30", "output=out"])
 
 
-@pytest.mark.parametrize(("failures", "label"), [(0, "run 1 of 1, seed 0"), (1, "baseline, seed 0")])
+@pytest.mark.parametrize(("failures", "whose"), [(0, ""), (1, "baseline of ")])
 def test_a_process_that_dies_is_told_and_its_log_is_where_that_says(
-    tiny_file: Path, failures: int, label: str
+    tiny_file: Path, failures: int, whose: str
 ) -> None:
     def kill(progress: Progress) -> None:
         if progress.step > 10:
@@ -246,7 +246,7 @@ def test_a_process_that_dies_is_told_and_its_log_is_where_that_says(
             child.kill()
 
     long = [*EXACT, "steps=100000", "checkpoint_every=10000", "output=out", f"failures={failures}"]
-    said = rf"^{label}: the training process ended with code -9 \(it said nothing\); its log is (.*)\.$"
+    said = rf"^{whose}run 1 of 1, seed 0: .* ended with code -9 \(it said nothing\); its log is (.*)\.$"
     with pytest.raises(ExperimentError, match=said) as caught:
         run_experiment(tiny_file, long, kill)
     log = Path(re.findall(said, str(caught.value))[0])

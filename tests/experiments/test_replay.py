@@ -84,7 +84,7 @@ def test_a_replay_writes_what_the_training_would_have_written(replayed: Results)
 def test_one_recording_serves_all_and_is_said_to_cost_what_it_costs(
     first: tuple[Path, Results, list[Progress]], replayed: Results
 ) -> None:
-    said = [progress.message for progress in first[2] if progress.run == "recording, seed 0"]
+    said = [progress.message for progress in first[2] if progress.run == "recording for run 1 of 2, seed 0"]
     assert sum("recording 3 exact states, about 1 MB" in message for message in said) == 1
     assert sum("finished" in message for message in said) == 1
     assert recording_here().folder.is_dir()
@@ -129,9 +129,9 @@ def test_a_recording_that_was_cut_short_goes_on_and_ends_in_the_same_bits() -> N
 
     (run,) = expand(load_experiment("tiny.yaml", ["model.dropout=0.1"]))
     with pytest.raises(KeyboardInterrupt):
-        record(run, "cut", interrupt)
+        record(run, "cut", "mine", interrupt)
     said: list[Progress] = []
-    cut = record(run, "cut", said.append)
+    cut = record(run, "cut", "mine", said.append)
     assert "resumed from step 20" in [progress.message for progress in said]
     assert [event["restored"] for event in events.find(cut.diary, "start")] == [0, 20]
     whole = Trainer(run)

@@ -56,7 +56,7 @@ def _recorded(planned: Planned, watcher: Watcher) -> None:
     Raises:
         ExperimentError: it was made anew meanwhile, and ends in other bits.
     """
-    recording = record(planned.run, planned.data, watcher, planned.job.threads)
+    recording = record(planned.run, planned.data, planned.label, watcher, planned.job.threads)
     ends = _digest(recording.diary)
     for path in sorted(planned.job.folder.parent.glob("run-*/recorded.jsonl")):
         job = Job.read(path.parent)

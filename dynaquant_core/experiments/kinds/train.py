@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from dynaquant_core.experiments.baseline import find_baseline, publish, train_baseline
+from dynaquant_core.experiments.baseline import Baseline, find_baseline, publish, train_baseline
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
@@ -32,10 +32,10 @@ class Train(Kind):
 
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:
         """The same run undisturbed, where this one fails."""
-        run, threads, key = planned.run, planned.job.threads, planned.key
+        run, key = planned.run, planned.key
         if not planned.failures or find_baseline(key, run.checkpoint_every) is not None:
             return None
-        return free.get(key) or Task(f"baseline {key}", lambda: train_baseline(run, key, watcher, threads))
+        return free.get(key) or Task(f"baseline {key}", lambda: _baseline(planned, watcher))
 
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Trains to the end, through all failures."""
@@ -46,7 +46,11 @@ class Train(Kind):
         diary = complete(planned.job, kills, planned.label, watcher)
         interrupted = any(restore["restored_step"] for restore in restores_of(diary))
         if interrupted:
-            baseline = train_baseline(run, key, watcher, planned.job.threads)
+            baseline = _baseline(planned, watcher)
         else:
             baseline = publish(as_one_life(diary), key, run.checkpoint_every)
         return run_entry(run, diary, baseline)
+
+
+def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
+    return train_baseline(planned.run, planned.key, planned.label, watcher, planned.job.threads)

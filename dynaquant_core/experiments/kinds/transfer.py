@@ -61,5 +61,5 @@ def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
         return found
     training = pretraining(run)
     if run.pretrained is not None and run.pretrained.source is None:
-        record(training, fingerprint(training.data), watcher, job.threads)
-    return found or train_baseline(run, key, watcher, job.threads, start=job.start)
+        record(training, fingerprint(training.data), planned.label, watcher, job.threads)
+    return found or train_baseline(run, key, planned.label, watcher, job.threads, start=job.start)
