@@ -60,7 +60,7 @@ def recorded(source: str, overrides: Sequence[str], report: Report) -> list[Reco
         place = recording_folder(run, data)
         groups.setdefault(place, (run, data, set()))[2].add(run.threshold)
     return [
-        Recorded(run, record(run, data, report), tuple(sorted(thresholds)))
+        Recorded(run, record(run, data, "the peers", report), tuple(sorted(thresholds)))
         for run, data, thresholds in groups.values()
     ]
 

@@ -55,7 +55,10 @@ def test_the_checkpoint_is_small_and_keeps_its_promise(tmp_path):
     before = {name: value.clone() for name, value in bench.model.state_dict().items()}
     again = resume(build(tmp_path, width=512))
     for name, value in again.model.state_dict().items():
-        assert torch.allclose(value, before[name], atol=0.1), name
+        noise = (value - before[name]).abs().max()
+        exact = name in dict(again.model.named_buffers())
+        # A scale is a mean step, in mean spreads; half a step is what may be off.
+        assert noise <= (0 if exact else info.config.scale * before[name].std()), name
     assert again.optimizer.state_dict()["state"][0]["step"] == 3 * EPOCH
 
 
