@@ -12,9 +12,14 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dynaquant_core import device_jit
 from dynaquant_core.experiments.models.char_gpt import CharGPT
 from dynaquant_core.experiments.models.resnet import ResNet
 from dynaquant_core.memory import samo, smaq
+from dynaquant_core.memory.smaq import cpu_path, torch_path
+from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
+from dynaquant_core.memory.smaq.levels import Levels
+from dynaquant_core.memory.smaq.statistics import Statistics
 from tests.device.places import CUDA, EVERYWHERE, NEEDS_CUDA, everywhere
 from tests.memory.nets import ONLY_MAPS
 from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, equal, gpt, loss_of, twin
@@ -52,6 +57,40 @@ def test_formats_give_what_they_give_on_the_cpu(form, dtype, device):
     assert (away > 1e-5 * (1 + values.float().abs())).float().mean() < 1e-3
     assert away.max() < 0.5
     assert there.nbytes == pytest.approx(here.nbytes, rel=1e-3)
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("levels", [Levels(), Levels(2, 3), Levels(9, 9, box=0.5, limit=8.0)])
+@pytest.mark.parametrize("size", [7, CHUNK + 1, 5_000_003])
+def test_kernels_of_the_device_and_operations_of_torch_have_the_bits_of_the_cpu(levels, size):
+    from dynaquant_core.memory.smaq import device_path
+
+    statistics, key, whole = Statistics(0.25, 1.0), 2**63 - 5, slice(0, chunk_count(size))
+    tables = levels.tables(0.25, 1.0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        values = (torch.randn(size, generator=stream()) + 0.25).to(dtype)
+        here = cpu_path.encode(values, levels, statistics, key)
+        wanted = cpu_path.read(*here, levels, tables, size, whole, dtype)
+        for side in (device_path, torch_path):
+            there = side.encode(values.cuda(), levels, statistics, key)
+            assert all(torch.equal(mine, theirs.cpu()) for mine, theirs in zip(here, there, strict=True))
+            found = side.read(*there, levels, tables, size, whole, dtype)
+            settled, outliers = side.settle(values.cuda(), levels, statistics, key, tables, dtype)
+            assert torch.equal(found.cpu(), wanted)
+            assert torch.equal(settled.cpu(), wanted)
+            assert outliers == int(here[3].sum())
+
+
+@NEEDS_CUDA
+def test_what_kernels_draft_is_used():
+    """The device divides and takes roots as the host does, so nothing is flagged a second time."""
+    from dynaquant_core.memory.smaq import device_path
+    from dynaquant_core.memory.smaq.device_look import DeviceLook
+
+    for seed in range(20):
+        values = torch.randn(100_000 + seed, generator=stream(seed)).mul_(10.0 ** (seed - 10)).cuda()
+        look = DeviceLook.of(values, Levels())
+        assert look.draft.about == device_path.numbers(look.statistics("exact", 0, stream()), None)[:2]
 
 
 def gradient_of(model, inputs, labels):
@@ -234,6 +273,28 @@ def test_samo_in_half_precision_with_loss_scaling(build, fused, device):
     assert bits(model.state_dict()) == before
     report = samo.memory_report(handle)
     assert report.measured == pytest.approx(report.formula, rel=0.1), "of small nets"
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_samo_has_the_same_bits_with_kernels_and_without(monkeypatch, dtype):
+    def trained():
+        model = gpt().cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        handle = samo.wrap(model, optimizer, sparsity=0.8, dtype=dtype, loss_scale=256.0)
+        for step in range(6):
+            optimizer.zero_grad()
+            handle.scale(loss_of(model, step)).backward()
+            optimizer.step()
+        return bits(model.state_dict())
+
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    try:
+        with_kernels = trained()
+        monkeypatch.setattr(device_jit, "compiles", lambda device: False)
+        assert trained() == with_kernels
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
 
 
 @pytest.mark.parametrize("device", [CUDA])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
-from dynaquant_core.memory.smaq import SmaQ, codec, torch_path
+from dynaquant_core.memory.smaq import SmaQ, sides, torch_path
 from dynaquant_core.memory.smaq.chunks import CHUNK
 from dynaquant_core.memory.smaq.statistics import Statistics, ends_of, measure, spread_of_range
 from tests.data import data_root
@@ -139,7 +139,7 @@ def test_a_map_of_probabilities_keeps_its_sums_and_every_device_has_its_bits(mon
     decoded = packed.decode()
     assert float(decoded.min()) > 0
     assert float(decoded.double().sum() / values.double().sum()) == pytest.approx(1, abs=2e-3)
-    monkeypatch.setattr(codec, "cpu_path", torch_path)
+    monkeypatch.setattr(sides, "cpu_path", torch_path)
     other = form.encode(values, stream())
     assert torch.equal(other.decode(), decoded)
     assert torch.equal(other.inner, packed.inner)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from dynaquant_core.errors import ConfigError
+from dynaquant_core.errors import ConfigError, GradientError
 from dynaquant_core.memory import samo, smaq
 from tests.memory.nets import OFF, mlp, rows, train
 
@@ -132,6 +132,39 @@ def test_autocast_in_bfloat16():
     assert coded[0] == plain[0], "the forward pass is exact"
     assert coded[-1] < coded[0]
     assert error(near, exact) < 0.3
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "channels last"])
+def test_casts_of_weights_by_autocast_are_exact_and_not_held(layout):
+    """The gradient of a linear chain's input is made of weights alone."""
+    torch.manual_seed(0)
+    if layout == "channels last":
+        model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.Conv2d(32, 16, 3)).to(
+            memory_format=torch.channels_last
+        )
+        inputs = torch.randn(2, 16, 8, 8)
+    else:
+        model, inputs = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 64)), torch.randn(20, 64)
+    if layout == "columns":
+        model[0].weight = nn.Parameter(torch.randn(64, 96).t())
+    inputs.requires_grad_()
+
+    def gradient():
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(inputs)
+        return torch.autograd.grad(output.float().sum(), inputs)[0]
+
+    exact = gradient()
+    with smaq.apply(model, **OFF | {"feature_maps": "saved"}) as handle:
+        assert torch.equal(gradient(), exact)
+        report = handle.report()["saved"]
+        assert report["tensors"] == 1, "the map between the layers; the batch lives anyway"
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(inputs)
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        with pytest.raises(GradientError, match="written to in place"):
+            output.float().sum().backward()
 
 
 @pytest.mark.parametrize("switches", [SAVED, INLINE | {"gradient_maps": True}])

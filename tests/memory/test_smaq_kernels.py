@@ -61,8 +61,9 @@ def test_every_device_has_the_same_bits(monkeypatch, levels, size, together):
     here, there = (side.encode(values, levels, statistics, 99) for side in (cpu_path, torch_path))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(here, there, strict=True))
     whole = slice(0, chunk_count(size))
-    read = [side.read(*here, levels, tables, size, whole) for side in (cpu_path, torch_path)]
-    settled = [side.settle(values, levels, statistics, 99, tables)[0] for side in (cpu_path, torch_path)]
+    sides, dtype = (cpu_path, torch_path), torch.float32
+    read = [side.read(*here, levels, tables, size, whole, dtype) for side in sides]
+    settled = [side.settle(values, levels, statistics, 99, tables, dtype)[0] for side in sides]
     assert torch.equal(read[0], read[1])
     assert torch.equal(read[0], settled[0])
     assert torch.equal(read[0], settled[1])

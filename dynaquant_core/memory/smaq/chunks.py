@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["CHUNK", "Runs", "chunk_count", "chunk_sizes", "groups"]
+__all__ = ["CHUNK", "Runs", "chunk_count", "chunk_sizes", "run_groups"]
 
 #: Values a chunk; a multiple of 8, so that flags need no filling, and below 2^15, so that counts are int16.
 CHUNK = 1 << 14
@@ -24,17 +26,9 @@ def chunk_count(size: int) -> int:
     return -(-size // CHUNK)
 
 
-def chunk_sizes(size: int) -> Tensor:
+def chunk_sizes(size: int) -> NDArray[np.int64]:
     """int64[chunks]: values in each chunk; all `CHUNK` but the last."""
-    sizes = torch.full((chunk_count(size),), CHUNK)
-    if size % CHUNK:
-        sizes[-1] = size % CHUNK
-    return sizes
-
-
-def groups(codes: Tensor) -> Tensor:
-    """How many groups of eight hold each of these numbers of codes."""
-    return (codes + 7) // 8
+    return np.minimum(size - np.arange(0, size, CHUNK), CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,22 @@ class Runs:
     @classmethod
     def of(cls, outliers: Tensor, size: int) -> Runs:
         """The runs of ``size`` values with so many outliers a chunk, on the CPU."""
-        counts = outliers.long()
-        start = torch.zeros(1, dtype=torch.int64)
-        inner, outer = groups(chunk_sizes(size) - counts), groups(counts)
-        return cls(torch.cat((start, inner.cumsum(0))), torch.cat((start, outer.cumsum(0))))
+        counts = outliers.numpy().astype(np.int64)
+        codes = np.stack((chunk_sizes(size) - counts, counts))
+        ends = np.zeros((2, counts.size + 1), np.int64)
+        np.cumsum((codes + 7) // 8, axis=1, out=ends[:, 1:])
+        inner, outer = torch.from_numpy(ends)
+        return cls(inner, outer)
+
+
+def run_groups(outliers: Tensor, size: int) -> tuple[int, int]:
+    """Groups of eight of all inliers and of all outliers: the last of `Runs`, sooner.
+
+    Example:
+        >>> run_groups(torch.tensor([3, 9]), CHUNK + 10)
+        (2049, 3)
+    """
+    counts = outliers.numpy().astype(np.int64)
+    inside = CHUNK - counts
+    inside[-1] -= counts.size * CHUNK - size
+    return int(((inside + 7) >> 3).sum()), int(((counts + 7) >> 3).sum())

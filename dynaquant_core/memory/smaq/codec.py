@@ -10,7 +10,8 @@ In other widths and walls the bounds are `Levels.bounds`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final, final
 
 import numpy as np
@@ -19,11 +20,13 @@ from torch import Tensor
 
 from dynaquant_core.config import require, require_choice
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
-from dynaquant_core.memory.smaq import cpu_path, torch_path, zeros
-from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
+from dynaquant_core.memory.smaq import zeros
+from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count, chunk_sizes
 from dynaquant_core.memory.smaq.format import require_floating, require_generator
-from dynaquant_core.memory.smaq.levels import Floats, Levels, above_floor
-from dynaquant_core.memory.smaq.statistics import METHODS, Ends, Method, Statistics, ends_of, measure
+from dynaquant_core.memory.smaq.levels import Floats, Gap, Levels, gap_at
+from dynaquant_core.memory.smaq.looks import Look, PlainLook, look_at
+from dynaquant_core.memory.smaq.sides import side_of
+from dynaquant_core.memory.smaq.statistics import METHODS, Ends, Method, Statistics
 
 __all__ = ["PackedCodes", "SmaQ"]
 
@@ -40,16 +43,18 @@ class Survey:
     """What is known of a tensor before it is coded.
 
     Args:
-        values: what is coded, flat: the tensor, without kept zeros, or its logarithm.
+        look: at what is coded, flat: the tensor, without kept zeros, or its logarithm.
         mask: of those that are not zero; None: none was kept.
-        statistics: of ``values``.
+        statistics: of that.
         floor: no decoded value is below it; None: any may be.
+        gap: the one between two levels that the floor cuts.
     """
 
-    values: Tensor
+    look: Look
     mask: Tensor | None
     statistics: Statistics
     floor: float | None
+    gap: Gap | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,6 +84,8 @@ class PackedCodes:
     counts: Tensor
     zeros: Tensor | None
     floor: float | None
+    #: Its lengths are what `SmaQ.encode` made them; a copy with another part is looked at anew.
+    _whole: bool = field(default=False, init=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -118,22 +125,24 @@ class PackedCodes:
             size = min(wanted.stop * CHUNK, self.count) - wanted.start * CHUNK
             return constant(self.form, self.statistics, max(size, 0), self.dtype, self.device)
         self._require_whole()
-        side = cpu_path if self.device.type == "cpu" else torch_path
         levels, tables = self.form.levels, tables_of(self.form, self.statistics, self.floor, self.dtype)
         parts = (self.mask, self.inner, self.outer, self.counts)
-        values: Tensor = side.read(*parts, levels, tables, self.count, wanted)
-        return values.to(self.dtype)
+        side = side_of(self.device)
+        values: Tensor = side.read(*parts, levels, tables, self.count, wanted, self.dtype)
+        return values
 
     def _require_whole(self) -> None:
         """Kernels look at no lengths: codes that were cut off would be read beyond their end."""
-        levels, counts = self.form.levels, self.counts.numpy().astype(np.int64)
-        sizes = np.minimum(self.count - np.arange(0, self.count, CHUNK), CHUNK)
+        if self._whole:
+            return
+        levels, sizes = self.form.levels, chunk_sizes(self.count)
+        counts = self.counts.numpy()
         good = counts.shape == sizes.shape and bool(((counts >= 0) & (counts <= sizes)).all())
-        outliers = counts if good else np.zeros_like(sizes)
+        runs = Runs.of(self.counts if good else torch.zeros(len(sizes), dtype=torch.int16), self.count)
         expected = {
             "mask": -(-self.count // 8),
-            "inner": int(((sizes - outliers + 7) // 8).sum()) * levels.inner_width,
-            "outer": int(((outliers + 7) // 8).sum()) * levels.outer_width,
+            "inner": int(runs.inner[-1]) * levels.inner_width,
+            "outer": int(runs.outer[-1]) * levels.outer_width,
         }
         if self.zeros is not None:
             expected["zeros"] = -(-self.shape.numel() // 8)
@@ -198,38 +207,38 @@ class SmaQ:
     @property
     def levels(self) -> Levels:
         """Where the levels lie."""
-        return Levels(self.inlier_bits, self.outlier_bits, self.box, self.limit)
+        return levels_of(self.inlier_bits, self.outlier_bits, self.box, self.limit)
 
     def encode(
         self, tensor: Tensor, generator: torch.Generator, statistics: Statistics | None = None
     ) -> PackedCodes:
         """Packs a tensor; see `format.Format.encode`."""
-        found = self._survey(tensor, generator, statistics)
-        size, device = found.values.numel(), tensor.device
+        found = self._survey(tensor, generator, statistics, coding=True)
+        size, device = found.look.values.numel(), tensor.device
         if found.statistics.std == 0:
             nothing = torch.empty(0, dtype=torch.uint8, device=device)
             parts = (nothing, nothing, nothing, torch.empty(0, dtype=torch.int16))
         else:
-            side = cpu_path if device.type == "cpu" else torch_path
-            parts = side.encode(found.values, self.levels, found.statistics, draw_key(generator))
+            parts = found.look.encode(self.levels, found.statistics, draw_key(generator), found.gap)
         about = (tensor.shape, tensor.dtype, device, found.statistics, size)
-        return PackedCodes(self, *about, *parts, found.mask, found.floor)
+        packed = PackedCodes(self, *about, *parts, found.mask, found.floor)
+        object.__setattr__(packed, "_whole", True)
+        return packed
 
     def settle(
         self, tensor: Tensor, generator: torch.Generator, statistics: Statistics | None = None
     ) -> tuple[Tensor, int, Statistics | None]:
         """What `encode` and `decode` give, and the bytes between them; see `format.Format.settle`."""
         found = self._survey(tensor, generator, statistics)
-        size, stored = found.values.numel(), header_bytes(found.floor)
+        size, stored = found.look.values.numel(), header_bytes(found.floor)
         stored += 0 if found.mask is None else found.mask.nbytes
         if found.statistics.std == 0:
             values = constant(self, found.statistics, size, tensor.dtype, tensor.device)
         else:
-            side = cpu_path if tensor.device.type == "cpu" else torch_path
             tables = tables_of(self, found.statistics, found.floor, tensor.dtype)
-            key = draw_key(generator)
-            settled, outliers = side.settle(found.values, self.levels, found.statistics, key, tables)
-            values, stored = settled.to(tensor.dtype), stored + self._bytes(size, outliers)
+            given = self.levels, found.statistics, draw_key(generator), tables, tensor.dtype
+            values, outliers = side_of(tensor.device).settle(found.look.values, *given, found.gap)
+            stored += self._bytes(size, outliers)
         return zeros.join(values, found.mask, tensor.numel()).view(tensor.shape), stored, found.statistics
 
     def second_moments(self) -> SmaQ:
@@ -238,43 +247,46 @@ class SmaQ:
             return self
         return replace(self, logarithm=True, limit=min(self.limit * LOG_REACH, 64.0))
 
-    def _survey(self, tensor: Tensor, generator: torch.Generator, given: Statistics | None) -> Survey:
+    def _survey(
+        self, tensor: Tensor, generator: torch.Generator, given: Statistics | None, *, coding: bool = False
+    ) -> Survey:
         require_floating(tensor)
         require_generator(generator)
         flat = tensor.detach().reshape(-1).contiguous()
         if not flat.numel():
-            return Survey(flat, None, Statistics(0.0, 0.0), None)
-        ends, floor = ends_of(flat), None
-        mask = None
+            return Survey(PlainLook(flat, Ends(0.0, 0.0)), None, Statistics(0.0, 0.0), None)
+        fresh = given is None and self.statistics == "exact" and not self.logarithm
+        look, mask, floor = look_at(flat, self.levels if fresh and coding else None), None, None
         if self.keep_zeros or self.logarithm:
-            flat, mask = zeros.split(flat, ends)
-            if mask is not None:
-                ends = ends_of(flat) if flat.numel() else Ends(0.0, 0.0)
-            floor = ends.low if ends.low > 0 else None
-        if self.logarithm:
-            flat, ends, floor = self._logarithms(flat, ends)
-        if ends.low == ends.high or not flat.numel():
-            return Survey(flat, mask, Statistics.of(ends.low, 0.0), None)
+            look, mask = look.without_zeros()
+            floor = look.ends.low if look.ends.low > 0 else None
+        if self.logarithm and look.values.numel():
+            look, floor = self._logarithms(look), None
+        ends = look.ends
+        if ends.low == ends.high or not look.values.numel():
+            return Survey(look, mask, Statistics.of(ends.low, 0.0), None)
         if given is None or given.std == 0:
-            given = measure(flat, ends, self.statistics, self.sample, generator)
-        if floor is not None:
-            flat = above_floor(flat, self.levels, given.mean, given.std, floor)
-        return Survey(flat, mask, given, floor)
+            given = look.statistics(self.statistics, self.sample, generator)
+        gap = None if floor is None else gap_at(self.levels, given.mean, given.std, floor)
+        return Survey(look, mask, given, floor, gap)
 
-    def _logarithms(self, flat: Tensor, ends: Ends) -> tuple[Tensor, Ends, None]:
-        if ends.low < 0:
+    def _logarithms(self, look: Look) -> Look:
+        if look.ends.low < 0:
             raise UnsupportedStateError(
-                f"SmaQ: logarithm=True takes values from 0, found {ends.low}; code the tensor without it."
+                f"SmaQ: logarithm=True takes values from 0, found {look.ends.low}; "
+                "code the tensor without it."
             )
-        flat = flat.float().log2()
-        ends = ends_of(flat) if flat.numel() else ends
-        return flat, ends, None
+        return look_at(look.values.float().log2())
 
     def _bytes(self, size: int, outliers: int) -> int:
         """Bytes of codes, flags and counts; chunks' fillings at their mean, which is under 0.1%."""
         inner, outer = self.levels.inner_width, self.levels.outer_width
         inside, outside = (-(-codes // 8) for codes in (size - outliers, outliers))
         return -(-size // 8) + inside * inner + outside * outer + 2 * chunk_count(size)
+
+
+#: Asked for with every tensor.
+levels_of = lru_cache(maxsize=64)(Levels)
 
 
 def header_bytes(floor: float | None) -> int:

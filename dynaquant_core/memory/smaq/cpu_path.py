@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,12 +12,15 @@ from torch import Tensor
 
 from dynaquant_core.memory.smaq import smaq_kernels as kernels
 from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count
-from dynaquant_core.memory.smaq.levels import Levels
+from dynaquant_core.memory.smaq.levels import Gap, Levels, above_floor
 from dynaquant_core.memory.smaq.statistics import Statistics
 from dynaquant_core.quantize.flat import as_float32, host_view
 from dynaquant_core.threads import map_threads, slices
 
-__all__ = ["encode", "read", "settle"]
+__all__ = ["Tables", "encode", "read", "settle"]
+
+#: What codes of inliers and of outliers stand for.
+Tables: TypeAlias = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 #: Chunks that make a thread worth it.
 SLICE = 4
@@ -41,10 +44,18 @@ def chunks_of(part: slice, size: int) -> Iterator[tuple[int, slice]]:
 
 
 def encode(
-    flat: Tensor, levels: Levels, statistics: Statistics, key: int
+    flat: Tensor, levels: Levels, statistics: Statistics, key: int, gap: Gap | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes floating[n] of host memory: (mask, inner, outer uint8 tensors, outliers int16[chunks])."""
-    array, size = host_view(flat), flat.numel()
+    """Codes floating[n] of host memory: (mask, inner, outer uint8 tensors, outliers int16[chunks]).
+
+    Args:
+        flat: finite.
+        levels: where the levels lie.
+        statistics: of the values; the deviation is above 0.
+        key: what the draws follow from.
+        gap: see `levels.above_floor`.
+    """
+    array, size = host_view(above_floor(flat, gap)), flat.numel()
     mask = torch.empty(-(-size // 8), dtype=torch.uint8)
     counts = torch.empty(chunk_count(size), dtype=torch.int16)
     mean, inverse = scaled(statistics)
@@ -93,11 +104,12 @@ def read(
     outer: Tensor,
     counts: Tensor,
     levels: Levels,
-    tables: tuple[NDArray[np.float32], NDArray[np.float32]],
+    tables: Tables,
     size: int,
     wanted: slice,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Values of a slice of chunks, float32[m]; the other arguments as `encode` returned and took them."""
+    """Values of a slice of chunks, dtype[m]; the other arguments as `encode` returned and took them."""
     runs = Runs.of(counts, size)
     widths = np.uint64(levels.inner_width), np.uint64(levels.outer_width)
     inner_ends = (runs.inner * levels.inner_width).tolist()
@@ -122,7 +134,7 @@ def read(
             )
 
     map_threads(work, slices(wanted.stop - wanted.start, SLICE))
-    return out
+    return out.to(dtype)
 
 
 def settle(
@@ -130,10 +142,12 @@ def settle(
     levels: Levels,
     statistics: Statistics,
     key: int,
-    tables: tuple[NDArray[np.float32], NDArray[np.float32]],
+    tables: Tables,
+    dtype: torch.dtype,
+    gap: Gap | None = None,
 ) -> tuple[Tensor, int]:
-    """(float32[n], what `read` gives of what `encode` wrote; how many are outliers), without packing."""
-    array, size = host_view(flat), flat.numel()
+    """(dtype[n], what `read` gives of what `encode` wrote; how many are outliers), without packing."""
+    array, size = host_view(above_floor(flat, gap)), flat.numel()
     mean, inverse = scaled(statistics)
     geometry, out = levels.geometry(), torch.empty(size, dtype=torch.float32)
 
@@ -155,4 +169,5 @@ def settle(
             )
         return found
 
-    return out, sum(map_threads(work, slices(chunk_count(size), SLICE)))
+    outliers = sum(map_threads(work, slices(chunk_count(size), SLICE)))
+    return out.to(dtype), outliers

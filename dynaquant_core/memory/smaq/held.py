@@ -53,6 +53,10 @@ class Run:
         self._stored = packed.nbytes
         ledger.add(self._stored, 0)
 
+    def values(self) -> Tensor:
+        """The run."""
+        return self.packed.decode()
+
     def __del__(self) -> None:
         self._ledger.add(-self._stored, 0)
 
@@ -90,11 +94,10 @@ class Kept:
 
 
 def unpack(kept: Any) -> Tensor:
-    """The tensor that a node saved: a `Kept`, or a `Run` and the view of it."""
+    """The tensor that a node saved: a `Kept`, or what has its values (a `Run`, say) and the view of them."""
     if isinstance(kept, Kept):
         return kept.read()
-    run, view = kept
-    assert isinstance(run, Run)
+    held, view = kept
     assert isinstance(view, View)
     with torch.no_grad():
-        return view.of(run.packed.decode())
+        return view.of(held.values())

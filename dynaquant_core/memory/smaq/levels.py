@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,12 +21,14 @@ from torch import Tensor
 
 from dynaquant_core.config import require, require_number
 
-__all__ = ["Geometry", "Levels", "above_floor"]
+__all__ = ["Gap", "Geometry", "Levels", "above_floor", "gap_at"]
 
 Floats = NDArray[np.float32]
 
 #: Largest limit: further out a float32 has too few bits for the gaps.
 FURTHEST = 64.0
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Geometry(NamedTuple):
@@ -112,44 +115,72 @@ class Levels:
 
     def tables(self, mean: float, std: float) -> tuple[Floats, Floats]:
         """What each code stands for: (float32[2^inner_width], float32[2^outer_width])."""
-        inside, outside = self.bounds
-        inner = np.arange(2**self.inner_width) * inside - self.box
-        side = np.arange(2 ** (self.outer_width - 1)) * outside + self.box
-        largest = float(np.finfo(np.float32).max)
-        found = [mean + std * z for z in (inner, np.concatenate((side, -side)))]
-        return tuple(table.clip(-largest, largest).astype(np.float32) for table in found)  # type: ignore[return-value]
+        found = (mean + std * places_of(self)).clip(-LARGEST, LARGEST).astype(np.float32)
+        return found[: 2**self.inner_width], found[2**self.inner_width :]
 
 
-def above_floor(values: Tensor, levels: Levels, mean: float, std: float, floor: float) -> Tensor:
-    """Values for a decoder that lifts what is below ``floor`` to it: drawn from these, they are unbiased.
+@lru_cache(maxsize=64)
+def places_of(levels: Levels) -> NDArray[np.float64]:
+    """Where the levels lie, in deviations: the inliers' and behind them the outliers', by their codes."""
+    inside, outside = levels.bounds
+    inner = np.arange(2**levels.inner_width) * inside - levels.box
+    side = np.arange(2 ** (levels.outer_width - 1)) * outside + levels.box
+    return np.concatenate((inner, side, -side))
+
+
+class Gap(NamedTuple):
+    """What a decoder that lifts values to a floor makes of a gap between two levels; float32 values.
+
+    Args:
+        lowest: the floor, to which the gap's lower level is lifted.
+        stretch: the gap's width, of what is left of it.
+        base: the lower level.
+    """
+
+    lowest: float
+    stretch: float
+    base: float
+
+
+def gap_at(levels: Levels, mean: float, std: float, floor: float) -> Gap | None:
+    """The gap that a floor cuts; None: it is a level, or below or above all of them.
+
+    Args:
+        levels: where the levels lie.
+        mean: what values are relative to.
+        std: in what they are measured.
+        floor: no decoded value is below it.
+    """
+    edges = np.unique(np.concatenate(levels.tables(mean, std)))
+    place, lowest = int(np.searchsorted(edges, np.float32(floor))), np.float32(floor)
+    if place in (0, edges.size) or edges[place] == lowest:
+        return None
+    below, above = edges[place - 1], edges[place]
+    with np.errstate(over="ignore"):
+        stretch = (above - below) / (above - lowest)
+    return Gap(float(lowest), float(stretch), float(below)) if np.isfinite(stretch) else None
+
+
+def above_floor(values: Tensor, gap: Gap | None) -> Tensor:
+    """Values for a decoder that lifts what is below a floor to it: drawn from these, they are unbiased.
 
     The lifted level and the one above it are nearer to each other than the two that a draw is between.  So
     values in that gap are spread over all of it, in proportion: then the chance of the upper one is right for
     the two that are decoded.  The others stay as they are.
 
     Args:
-        values: floating[n], none below ``floor``.
-        levels: where the levels lie.
-        mean: what they are relative to.
-        std: in what they are measured.
-        floor: no decoded value is below it.
+        values: floating[n], none below the floor.
+        gap: of `gap_at`.
 
     Returns:
-        float32[n], or ``values``, where no value lies in a gap that is cut.
+        float32[n], or ``values``, where no gap is cut.
 
     Example:
-        >>> found = above_floor(torch.tensor([0.5, 0.75, 3.0]), Levels(2, 3, limit=3.0), 0.0, 1.0, 0.5)
-        >>> found.tolist()
+        >>> gap = gap_at(Levels(2, 3, limit=3.0), 0.0, 1.0, 0.5)
+        >>> above_floor(torch.tensor([0.5, 0.75, 3.0]), gap).tolist()
         [-1.0, 0.0, 3.0]
     """
-    edges = np.unique(np.concatenate(levels.tables(mean, std)))
-    place, lowest = int(np.searchsorted(edges, np.float32(floor))), np.float32(floor)
-    if place in (0, edges.size) or edges[place] == lowest:
+    if gap is None:
         return values
-    below, above = edges[place - 1], edges[place]
-    with np.errstate(over="ignore"):
-        stretch = (above - below) / (above - lowest)
-    if not np.isfinite(stretch):
-        return values
-    spread = (values.float() - float(lowest)).mul_(float(stretch)).add_(float(below))
+    spread = (values.float() - gap.lowest).mul_(gap.stretch).add_(gap.base)
     return torch.minimum(spread, values.float())  # above the gap a value is less than what it would become

@@ -1,8 +1,8 @@
 """One forward pass: what autograd saves in it is packed, each run of memory once.
 
 Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
-log-probabilities, one value a row, what attention and norms need as it is, and what `Coder.takes` does not
-take.
+casts of those (`recasts`), log-probabilities, one value a row, what attention and norms need as it is,
+and what `Coder.takes` does not take.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 from dynaquant_core.memory.smaq.places import place_of_call
+from dynaquant_core.memory.smaq.recasts import Recasts
 
 __all__ = ["Forward", "address", "tensors_of"]
 
@@ -68,6 +69,7 @@ class Forward:
         self.known: dict[int, Known] = {}
         self.counts: Counter[str] = Counter()
         self.calls = Calls()
+        self.recasts = Recasts([*model.parameters(), *tensors_of(batch)])
 
     @lazy
     def names(self) -> dict[nn.Module, str]:
@@ -86,7 +88,7 @@ class Forward:
         return opened
 
     def pack(self, tensor: Tensor) -> Any:
-        """A saved tensor as (run, view); where it is left alone as another view of its memory.
+        """A saved tensor as (what has its values, view); where it is left alone, another view of its memory.
 
         Not as itself: an operation that saves its own output would hold it in a cycle through the graph that
         no collector sees, and a forward pass without a backward one (a batch that is skipped) would never be
@@ -94,14 +96,16 @@ class Forward:
         """
         if not self.coder.takes(tensor) or type(tensor) not in (Tensor, nn.Parameter):
             return Kept.of(tensor)
-        if address(tensor) in self.spared or is_one_a_row(tensor) or is_log_probabilities(tensor):
+        if address(tensor) in self.spared or is_one_a_row(tensor):
             return Kept.of(tensor)
         record = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         known = self.known.setdefault(record.cdata, Known(record))
         known.kept = known.kept or self.calls.spares(tensor)
         if known.kept:
             return Kept.of(tensor)
-        packed = covering(known, tensor) or self._packed(known, tensor)
+        packed: Any = covering(known, tensor) or self.recasts.of(tensor)
+        if packed is None and not is_log_probabilities(tensor):
+            packed = self._packed(known, tensor)
         return Kept.of(tensor) if packed is None else packed
 
     def _packed(self, known: Known, tensor: Tensor) -> tuple[Run, View] | None:
@@ -174,8 +178,9 @@ def is_log_probabilities(tensor: Tensor) -> bool:
     """
     for dimension in {min(1, tensor.dim() - 1), tensor.dim() - 1}:
         one = tensor.detach()[tuple(slice(None) if at == dimension else 0 for at in range(tensor.dim()))]
-        high, total = torch.stack([one.max().float(), one.float().exp().sum()]).tolist()
-        if one.numel() > 1 and high <= 0 and abs(total - 1) < NEAR:
+        if one.max().item() > 0:
+            return False  # nearly always; on a device this is one thing to wait for
+        if one.numel() > 1 and abs(one.float().exp().sum().item() - 1) < NEAR:
             return True
     return False
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.quantize.lattice.sums import device_sums, host_sums
 
-__all__ = ["METHODS", "Ends", "Method", "Statistics", "ends_of", "measure", "spread_of_range"]
+__all__ = ["METHODS", "Ends", "Method", "Statistics", "ends_from", "ends_of", "measure", "spread_of_range"]
 
 Method = Literal["exact", "sample", "range"]
 METHODS = get_args(Method)
@@ -64,6 +64,11 @@ def ends_of(flat: Tensor) -> Ends:
         Ends(low=-1.0, high=2.0)
     """
     low, high = torch.stack(torch.aminmax(flat)).tolist()
+    return ends_from(low, high, flat)
+
+
+def ends_from(low: float, high: float, flat: Tensor) -> Ends:
+    """The same where the lowest and the highest are known; NaN where a value is not finite."""
     if not (low >= -LARGEST and high <= LARGEST):  # NaN fails both
         raise UnsupportedStateError(
             f"SmaQ: a {str(flat.dtype).removeprefix('torch.')} tensor of {flat.numel()} values holds NaN, "

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count
-from dynaquant_core.memory.smaq.cpu_path import scaled
-from dynaquant_core.memory.smaq.levels import Levels
+from dynaquant_core.memory.smaq.cpu_path import Tables, scaled
+from dynaquant_core.memory.smaq.levels import Gap, Levels, above_floor
 from dynaquant_core.memory.smaq.packed_words import filled, pack_bits, pack_run, unpack_bits, unpack_run
 from dynaquant_core.memory.smaq.smaq_kernels import HALF_UNIT, UNIT
 from dynaquant_core.memory.smaq.statistics import Statistics
@@ -106,9 +105,10 @@ class Places:
 
 
 def encode(
-    flat: Tensor, levels: Levels, statistics: Statistics, key: int
+    flat: Tensor, levels: Levels, statistics: Statistics, key: int, gap: Gap | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `cpu_path.encode`; mask, inner and outer are on the tensor's device, the counts on the CPU."""
+    flat = above_floor(flat, gap)
     size, device, box = flat.numel(), flat.device, float(levels.geometry()[0])
     counted = [
         in_rows(standardised(flat[values], statistics).abs() > box, chunks).sum(dim=1)
@@ -143,17 +143,16 @@ def read(
     outer: Tensor,
     counts: Tensor,
     levels: Levels,
-    tables: tuple[NDArray[np.float32], NDArray[np.float32]],
+    tables: Tables,
     size: int,
     wanted: slice,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """See `cpu_path.read`; float32[m] on the device of the mask."""
+    """See `cpu_path.read`; on the device of the mask."""
     places, device = Places.of(counts, size, mask.device), mask.device
-    table, behind = joined(tables, device), len(tables[0])
+    table, behind = joined(tables, device, dtype), len(tables[0])
     first_value = wanted.start * CHUNK
-    out = torch.empty(
-        max(min(wanted.stop * CHUNK, size) - first_value, 0), dtype=torch.float32, device=device
-    )
+    out = torch.empty(max(min(wanted.stop * CHUNK, size) - first_value, 0), dtype=dtype, device=device)
     for first in range(wanted.start, wanted.stop, TOGETHER):
         chunks = slice(first, min(first + TOGETHER, wanted.stop))
         values = slice(first * CHUNK, min(chunks.stop * CHUNK, size))
@@ -174,9 +173,9 @@ def read(
     return out
 
 
-def joined(tables: tuple[NDArray[np.float32], NDArray[np.float32]], device: torch.device) -> Tensor:
+def joined(tables: Tables, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The values of inliers and behind them those of outliers, on a device."""
-    return torch.from_numpy(np.concatenate(tables)).to(device)
+    return torch.from_numpy(np.concatenate(tables)).to(device, dtype)
 
 
 def settle(
@@ -184,11 +183,14 @@ def settle(
     levels: Levels,
     statistics: Statistics,
     key: int,
-    tables: tuple[NDArray[np.float32], NDArray[np.float32]],
+    tables: Tables,
+    dtype: torch.dtype,
+    gap: Gap | None = None,
 ) -> tuple[Tensor, int]:
     """See `cpu_path.settle`."""
-    table, behind = joined(tables, flat.device), len(tables[0])
-    out = torch.empty(flat.numel(), dtype=torch.float32, device=flat.device)
+    flat = above_floor(flat, gap)
+    table, behind = joined(tables, flat.device, dtype), len(tables[0])
+    out = torch.empty(flat.numel(), dtype=dtype, device=flat.device)
     outliers = torch.zeros((), dtype=torch.int64, device=flat.device)
     for _, values in pieces(flat.numel()):
         outlying, inside, outside = drawn(flat[values], levels, statistics, key, values)

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dynaquant_core import device_jit
 from dynaquant_core.memory.smaq.packed_words import pack_bits, unpack_bits
 from dynaquant_core.memory.smaq.statistics import Ends
 from dynaquant_core.memory.smaq.torch_path import pieces
 
-__all__ = ["join", "split"]
+__all__ = ["are_kept", "join", "split"]
 
 #: One zero in so many makes the mask worth it; of tensors without negative values any zero does.
 RARE = 64
@@ -35,18 +36,31 @@ def split(flat: Tensor, ends: Ends) -> tuple[Tensor, Tensor | None]:
     if ends.low > 0 or ends.high < 0:
         return flat, None
     there = flat != 0
-    zeros = flat.numel() - int(there.sum())
-    if zeros == 0 or (ends.low < 0 < ends.high and zeros * RARE < flat.numel()):
+    if not are_kept(flat.numel() - int(there.sum()), ends, flat.numel()):
         return flat, None
     if flat.device.type == "cpu":
         return flat[there], torch.from_numpy(np.packbits(there.numpy(), bitorder="little"))
     return split_by_torch(flat, there)
 
 
+def are_kept(zeros: int, ends: Ends, size: int) -> bool:
+    """Whether the zeros of a tensor of such ends and size get a mask.
+
+    Example:
+        >>> are_kept(1, Ends(0.0, 2.0), 1000), are_kept(1, Ends(-2.0, 2.0), 1000)
+        (True, False)
+    """
+    return zeros > 0 and not (ends.low < 0 < ends.high and zeros * RARE < size)
+
+
 def join(values: Tensor, mask: Tensor | None, size: int) -> Tensor:
     """Puts the zeros back: [size] of the dtype of ``values``."""
     if mask is None:
         return values
+    if device_jit.compiles(mask.device):
+        from dynaquant_core.memory.smaq import device_zeros
+
+        return device_zeros.join(values, mask, size)
     if mask.device.type != "cpu":
         return join_by_torch(values, mask, size)
     there = torch.from_numpy(np.unpackbits(mask.numpy(), count=size, bitorder="little").view(np.bool_))

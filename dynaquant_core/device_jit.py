@@ -1,0 +1,63 @@
+"""Kernels for CUDA devices, written in Triton, which torch's builds for them bring along.
+
+Modules of such kernels import Triton at their top, so nothing imports them before `compiles` has said yes;
+where it says no, operations of torch serve.  Triton compiles a kernel at its first call, with the machine's C
+compiler for the part that starts it, and keeps what it compiled on disk.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+__all__ = ["compiles", "on"]
+
+logger = logging.getLogger(__name__)
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether kernels written in Triton run on a device; tried once in a process, and told where they do not.
+
+    Example:
+        >>> compiles(torch.device("cpu"))
+        False
+    """
+    return device.type == "cuda" and torch.version.hip is None and _tried(device)
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, kernels are started on a device; Triton starts them on the one that is current."""
+    current = device.type != "cuda" or device.index in (None, torch.cuda.current_device())
+    return nullcontext() if current else torch.cuda.device(device)
+
+
+@cache
+def _tried(device: torch.device) -> bool:
+    if importlib.util.find_spec("triton") is None:
+        _tell("Triton is not installed")
+        return False
+    try:
+        from dynaquant_core.device_probe import probe
+
+        found = probe(device)
+    except Exception as error:  # noqa: BLE001 - whatever it is, torch's operations do the same work
+        _tell(f"{type(error).__name__}: {error}")
+        return False
+    if not found:
+        _tell("a kernel of one addition gave a wrong sum")
+    return found
+
+
+@lru_cache(maxsize=1)
+def _tell(reason: str) -> None:
+    """Says it once a process."""
+    logger.warning(
+        "Kernels for the device cannot be compiled (%.300s); operations of torch are used instead, which "
+        "give the same bits and take several times as long. Triton needs a C compiler (gcc).",
+        reason,
+    )
