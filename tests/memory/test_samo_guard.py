@@ -9,6 +9,7 @@ from torch import nn
 
 from dynaquant_core.errors import ConfigError, GradientError, StateMismatchError
 from dynaquant_core.memory import samo
+from dynaquant_core.memory.samo import guard, unchanged
 from tests.memory.samo_nets import conv, gpt, loss_of
 
 
@@ -154,3 +155,44 @@ def test_a_group_that_is_none_is_one_clear_error(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     with pytest.raises(ConfigError, match="group must be a process group"):
         wrapped(nn.Linear(8, 8), group=3)
+
+
+def test_a_model_is_walked_through_again_only_where_it_changed(monkeypatch):
+    looks = []
+    monkeypatch.setattr(
+        unchanged, "require_same", lambda *given: looks.append(1) or guard.require_same(*given)
+    )
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer, _ = wrapped(model)
+    optimizer.step()
+    assert not looks
+    model.append(nn.Linear(8, 8).requires_grad_(False))
+    optimizer.step()
+    optimizer.step()
+    assert len(looks) == 1
+    model[2].weight = nn.Parameter(torch.ones(8, 8), requires_grad=False)  # nobody trains it
+    optimizer.step()
+    assert len(looks) == 2
+    for layer in (nn.Linear(8, 8), copy.deepcopy(model[1])):
+        former, model[1] = model[1], layer
+        for _ in range(2):
+            with pytest.raises(StateMismatchError, match=r"'1\.weight' was replaced"):
+                optimizer.step()
+        model[1] = former
+        optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_replaced_parameter_is_refused_and_so_is_a_cast_one(dtype):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer, _ = wrapped(model, dtype=dtype)
+    former, model[0].weight = model[0].weight, nn.Parameter(model[0].weight.detach().clone())
+    with pytest.raises(StateMismatchError, match=r"'0\.weight' was replaced"):
+        optimizer.step()
+    model[0].weight = former
+    optimizer.step()
+    model.double()
+    with pytest.raises(StateMismatchError, match=r"and is torch\.float64"):
+        optimizer.step()
+    model.to(dtype)
+    optimizer.step()

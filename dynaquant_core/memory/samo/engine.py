@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 
 from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.samo.casts import Cast
+from dynaquant_core.memory.samo.expansion import Expansion
 from dynaquant_core.memory.samo.finite import all_finite
 from dynaquant_core.memory.samo.gradients import Collector
 from dynaquant_core.memory.samo.guard import (
     culprit,
     require_known,
     require_no_strays,
-    require_same,
     require_same_layer,
     values_of,
 )
@@ -29,6 +29,7 @@ from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
 from dynaquant_core.memory.samo.slots import Slot, buckets_of, masters_of
 from dynaquant_core.memory.samo.swap import swap_in, swap_out
+from dynaquant_core.memory.samo.unchanged import Unchanged
 from dynaquant_core.memory.samo.zeroing import Zeroing
 
 __all__ = ["Engine"]
@@ -83,12 +84,15 @@ class Engine:
         self._collector = Collector(loss_scale or 1.0)
         self._reducer = None if group is None else self._reducing(group)
         swap_in(optimizer, self.slots)
-        for slot in self.slots:
-            if not slot.own:
-                slot.param.grad = None
+        self._apart = [slot for slot in self.slots if not slot.own]
+        self._known = frozenset(id(slot.master) for slot in self.slots)
+        for slot in self._apart:
+            slot.param.grad = None
+        self._unchanged = Unchanged(model, self.slots)
+        self._expansion = Expansion(self.slots, self.masters)
         self.expand()
         self.receive(waiting)
-        self._zeroing = Zeroing(model, [slot for slot in self.slots if not slot.own])
+        self._zeroing = Zeroing(model, self._apart)
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -156,22 +160,10 @@ class Engine:
                 kept = slot.gradient.copy_(kept)
             slot.master.grad = kept
 
-    @torch.no_grad()
     def expand(self) -> None:
         """theta16 = theta32 at the places that are kept, zero elsewhere."""
-        self.temporary = 0
-        by_name = {slot.name: slot for slot in self.slots}
-        for memory in self.masters:
-            halves: dict[torch.dtype, Tensor] = {torch.float32: memory.flat}
-            for name, offset in memory.offsets.items():
-                slot = by_name[name]
-                dtype = slot.param.dtype
-                if dtype not in halves:
-                    halves[dtype] = memory.flat.to(dtype)
-                    self.temporary += halves[dtype].untyped_storage().nbytes()
-                view = halves[dtype][offset : offset + slot.kept]
-                slot.spread(view.view(slot.master.shape), slot.param)
-        self._versions = {slot: (slot.param._version, slot.master._version) for slot in self.slots}
+        self.temporary = self._expansion.run()
+        self._versions = {slot: (slot.param._version, slot.master._version) for slot in self._apart}
 
     def follow_model(self) -> None:
         """theta32 follows what was loaded into the model, keeping its bits where theta16 did not change.
@@ -179,7 +171,7 @@ class Engine:
         Raises:
             StateMismatchError: the model's parameters were replaced by others.
         """
-        self._follow([slot for slot in self.slots if not slot.own])
+        self._follow(self._apart)
 
     def follow_writes(self) -> None:
         """The same of the parameters that were written to since they were expanded.
@@ -187,7 +179,7 @@ class Engine:
         A part's ``load_state_dict``, clipped or averaged weights: a dense training goes on from those, and
         here the next step would undo them.  Where theta32 was written to as well, it counts.
         """
-        require_same(self.model, self.slots)
+        self._unchanged.require()
         self._follow_written()
 
     @torch.no_grad()
@@ -195,14 +187,14 @@ class Engine:
         written = [
             slot
             for slot, (half, full) in self._versions.items()
-            if not slot.own and slot.param._version != half and slot.master._version == full
+            if slot.param._version != half and slot.master._version == full
         ]
         if written:
             self._follow(written)
 
     @torch.no_grad()
     def _follow(self, slots: list[Slot]) -> None:
-        require_same(self.model, self.slots)
+        self._unchanged.require()
         for slot in slots:
             loaded, expected = slot.gather(slot.param), slot.master.to(slot.param.dtype)
             self._remember(slot, loaded)
@@ -220,9 +212,12 @@ class Engine:
     def _reducing(self, group: dist.ProcessGroup) -> Reducer:
         return Reducer(self.buckets, group, load=self._collector.load, deliver=self._collector.deliver)
 
-    @torch.no_grad()
     def produced(self, slot: Slot) -> None:
-        """A gradient is complete; raises StateMismatchError where it is of a model that was cast or moved."""
+        """A gradient is complete; called outside autograd.
+
+        Raises:
+            StateMismatchError: it is of a model that was cast or moved.
+        """
         require_same_layer(slot)
         if self._reducer is None or not self.syncing:
             if not slot.own:
@@ -233,7 +228,7 @@ class Engine:
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Judges the gradients; those of a closure when they have been made, at expanded weights."""
-        require_same(self.model, self.slots)
+        self._unchanged.require()
         self._follow_written()
         self.loaded.clear()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -255,17 +250,18 @@ class Engine:
     @torch.no_grad()
     def _judge(self) -> None:
         """Refuses gradients that are not finite, or drops them where the loss is scaled."""
-        require_no_strays(self.slots)
+        require_no_strays(self._apart)
+        held = [
+            one for group in self.optimizer.param_groups for one in group["params"] if one.grad is not None
+        ]
         if self.copies or self._reducer is not None:  # else what is new trains as it would anyway
-            require_known(self.model, self.optimizer, self.slots)
+            require_known(self.model, held, self._known)
         if self._reducer is not None:
             self._reducer.require_done()
         if getattr(self.optimizer, "found_inf", None) is not None:
             return  # a fused step under GradScaler looks for itself
-        held = [
-            one for group in self.optimizer.param_groups for one in group["params"] if one.grad is not None
-        ]
-        if all_finite([values_of(one.grad) for one in held]):
+        gradients = [one.grad for one in held]
+        if all_finite([one if one.layout == torch.strided else values_of(one) for one in gradients]):
             return
         if not self._skips:
             raise GradientError(
@@ -282,5 +278,10 @@ class Engine:
 def _on_gradient(engine: weakref.ref[Engine], place: int, _: Tensor) -> None:
     """A parameter's hook.  Torch hides these from the collector: one that held the model would keep it."""
     owner = engine()
-    if owner is not None:
+    if owner is None:
+        return
+    if torch.is_grad_enabled():  # create_graph=True; else torch has turned it off, and doing so again costs
+        with torch.no_grad():
+            owner.produced(owner.slots[place])
+    else:
         owner.produced(owner.slots[place])

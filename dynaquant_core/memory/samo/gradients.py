@@ -8,7 +8,7 @@ work on the optimizer's parameters as they always do.  In float32 both are the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Collector:
     """
 
     scale: float = 1.0
+    _factors: dict[torch.device, Tensor] = field(default_factory=dict)
 
     def collect(self, slot: Slot, *, reducing: bool) -> None:
         """Takes a dense gradient from the model's parameter and frees it.
@@ -81,20 +82,41 @@ class Collector:
         if held is not None:
             held.add_(slot.gather(dense), alpha=1 / self.scale)
             return
-        slot.take(dense)
-        assert slot.gradient is not None
-        if self.scale != 1:
-            slot.gradient.mul_(1 / self.scale)
-        slot.master.grad = slot.gradient
+        gradient = slot.gradient
+        assert gradient is not None
+        if slot.index is None and self.scale != 1 and dense.dtype == torch.float32:
+            torch.mul(dense, 1 / self.scale, out=gradient)
+        else:
+            slot.take(dense)
+            if self.scale != 1:
+                gradient.mul_(1 / self.scale)
+        slot.master.grad = gradient
 
     def _in_half(self, slot: Slot, dense: Tensor, *, reducing: bool) -> None:
-        slot.take(dense)
-        assert slot.gradient is not None
-        if slot.master.grad is not None:
-            slot.master.grad.add_(slot.gradient, alpha=1 / self.scale)
+        gradient = slot.gradient
+        assert gradient is not None
+        alike = dense.dtype == gradient.dtype and dense.stride() == gradient.stride()
+        if slot.index is None and alike and not reducing:
+            gradient = dense  # nobody averages it, and it is what the copy would be
+        else:
+            slot.take(dense)
+        held = slot.master.grad
+        if held is not None:
+            held.add_(gradient, alpha=1 / self.scale)
         elif not reducing:
-            slot.master.grad = self._unscaled(slot.gradient)
+            slot.master.grad = self._unscaled(gradient)
 
     def _unscaled(self, gradient: Tensor) -> Tensor:
-        grad32 = gradient.to(torch.float32)
-        return grad32 if self.scale == 1 else grad32.mul_(1 / self.scale)
+        if self.scale == 1:
+            return gradient.to(torch.float32)
+        if gradient.device.type == "cpu" or gradient.dim() == 0:  # a processor casts apart all the same
+            return gradient.to(torch.float32).mul_(1 / self.scale)
+        return self._product(gradient)
+
+    def _product(self, gradient: Tensor) -> Tensor:
+        """The same bits in one launch: a factor of one dimension makes torch multiply in float32."""
+        factor = self._factors.get(gradient.device)
+        if factor is None:
+            factor = torch.tensor([1 / self.scale], dtype=torch.float32, device=gradient.device)
+            self._factors[gradient.device] = factor
+        return torch.mul(gradient, factor)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.errors import GradientError, StateMismatchError
@@ -74,15 +73,18 @@ def require_same_layer(slot: Slot) -> None:
         )
 
 
-def require_known(model: nn.Module, optimizer: Optimizer, slots: Iterable[Slot]) -> None:
+def require_known(model: nn.Module, held: Iterable[Tensor], known: Container[int]) -> None:
     """Refuses gradients of what was not trained when the model was wrapped.
+
+    Args:
+        model: the wrapped one.
+        held: what the optimizer steps and has a gradient.
+        known: ``id`` of what it was given to step when the model was wrapped.
 
     Raises:
         StateMismatchError: there is one; it would be scaled, or each rank's own.
     """
-    known = {slot.master for slot in slots}
-    held = [one for group in optimizer.param_groups for one in group["params"]]
-    strange = {one for one in held if one.requires_grad and one.grad is not None} - known
+    strange = {one for one in held if id(one) not in known and one.requires_grad}
     if strange:
         names = [name for name, one in names_of(model).items() if one in strange]
         raise StateMismatchError(
@@ -112,10 +114,13 @@ def require_no_others(model: nn.Module, names: Iterable[str]) -> None:
 def require_no_strays(slots: Iterable[Slot]) -> None:
     """Refuses gradients that were written into the model: those of backward do not stay there.
 
+    Args:
+        slots: those of which the optimizer steps a copy.
+
     Raises:
         GradientError: there is one; a step would go without it.
     """
-    strays = [slot.name for slot in slots if not slot.own and slot.param.grad is not None]
+    strays = [slot.name for slot in slots if slot.param.grad is not None]
     if strays:
         raise GradientError(
             f"samo: .grad of {', '.join(map(repr, strays[:5]))} was written into the model, where the "

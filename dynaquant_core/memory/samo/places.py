@@ -23,6 +23,7 @@ __all__ = [
     "bits_of",
     "compress",
     "expand",
+    "fill",
     "flat_view",
     "index_of",
     "is_whole",
@@ -135,13 +136,21 @@ def expand(values: Tensor, index: Tensor, flat: Tensor) -> None:
         >>> flat.tolist()
         [7.0, 0.0, 8.0, 0.0]
     """
+    flat.zero_()
+    fill(values, index, flat)
+
+
+def fill(values: Tensor, index: Tensor, flat: Tensor) -> None:
+    """flat[index[i]] = values[i], bit for bit; all else stays."""
     word = _WORDS[values.element_size()]
     source, target = values.view(word), flat.view(word)
-    target.zero_()
     if flat.device.type != "cpu":
         scatter_by_torch(target, index, source)
         return
     arrays = target.numpy(), index.numpy(), source.numpy()
+    if index.numel() <= _SLICE:
+        scatter(*arrays)
+        return
     map_threads(
         lambda part: scatter(arrays[0], arrays[1][part], arrays[2][part]),
         slices(index.numel(), minimum=_SLICE),
@@ -150,6 +159,9 @@ def expand(values: Tensor, index: Tensor, flat: Tensor) -> None:
 
 def scatter_by_torch(target: Tensor, index: Tensor, source: Tensor) -> None:
     """target[index[i]] = source[i], on any device."""
+    if index.numel() <= _CHUNK:
+        target.index_copy_(0, index.long(), source)
+        return
     for at in range(0, index.numel(), _CHUNK):
         some = slice(at, at + _CHUNK)
         target.index_copy_(0, index[some].long(), source[some])
