@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core import device_jit
 from dynaquant_core.comm.two_bit import kernels
 from dynaquant_core.config import require, require_number
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
@@ -118,7 +119,13 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
             f"two_bit: the residual is on {residual.device} and the gradient on {gradient.device}; expected "
             "both on one; move the residual with the model."
         )
-    values = gradient.detach().reshape(-1).float()
+    values = gradient.detach().reshape(-1)
+    if device_jit.compiles(residual.device):
+        from dynaquant_core.comm.two_bit import device_kernels
+
+        wide = values.float() if values.dtype == torch.float64 else values
+        return device_kernels.encode(residual, wide.contiguous(), above, below)
+    values = values.float()
     if residual.device.type == "cpu":
         packed = torch.empty(packed_bytes(residual.numel()), dtype=torch.uint8)
         _encode_on_host(residual.numpy(), values.contiguous().numpy(), above, below, packed.numpy())
@@ -159,6 +166,10 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
             f"two_bit: codes of shape {tuple(gathered.shape)} cannot hold {count} elements a sender; "
             f"expected (senders, {packed_bytes(count)}); all ranks must compress the same tensors."
         )
+    if device_jit.compiles(gathered.device):
+        from dynaquant_core.comm.two_bit import device_kernels
+
+        return device_kernels.decode_sum(gathered, count, above, below, divisor)
     if gathered.device.type != "cpu":
         return decode_by_torch(gathered, count, above, below, divisor)
     out = torch.empty(gathered.shape[1] * IN_BYTE, dtype=torch.float32)
