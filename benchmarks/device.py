@@ -121,6 +121,27 @@ def smaq_rows() -> Iterator[Row]:
     decode = milliseconds(coded.decode, 5)
     copy = milliseconds(values.clone)
     yield {"what": "67M values", "encode_ms": encode, "decode_ms": decode, "device_copy_ms": copy}
+    yield from coded_rows()
+
+
+def coded_rows() -> Iterator[Row]:
+    """Whole steps of AdamW: exact, and with maps, gradients, weights and the optimizer's state coded."""
+    taken = {}
+    for kind in ("exact", "coded"):
+        model, batch = gpt(), tokens(16)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def step(model: nn.Module = model, optimizer: Any = optimizer, batch: Any = batch) -> None:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+        step()
+        handle = smaq.apply(model, optimizer) if kind == "coded" else None
+        taken[kind] = milliseconds(step, 5)
+        if handle is not None:
+            handle.remove()
+    yield {"what": "gpt 85M, 16 x 256, a step of AdamW with everything coded", **taken}
 
 
 # -- samo ------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class SmaQ:
         self, tensor: Tensor, generator: torch.Generator, statistics: Statistics | None = None
     ) -> PackedCodes:
         """Packs a tensor; see `format.Format.encode`."""
-        found = self._survey(tensor, generator, statistics, coding=True)
+        found = self._survey(tensor, generator, statistics)
         size, device = found.look.values.numel(), tensor.device
         if found.statistics.std == 0:
             nothing = torch.empty(0, dtype=torch.uint8, device=device)
@@ -237,7 +237,7 @@ class SmaQ:
         else:
             tables = tables_of(self, found.statistics, found.floor, tensor.dtype)
             given = self.levels, found.statistics, draw_key(generator), tables, tensor.dtype
-            values, outliers = side_of(tensor.device).settle(found.look.values, *given, found.gap)
+            values, outliers = found.look.settle(*given, found.gap)
             stored += self._bytes(size, outliers)
         return zeros.join(values, found.mask, tensor.numel()).view(tensor.shape), stored, found.statistics
 
@@ -247,16 +247,14 @@ class SmaQ:
             return self
         return replace(self, logarithm=True, limit=min(self.limit * LOG_REACH, 64.0))
 
-    def _survey(
-        self, tensor: Tensor, generator: torch.Generator, given: Statistics | None, *, coding: bool = False
-    ) -> Survey:
+    def _survey(self, tensor: Tensor, generator: torch.Generator, given: Statistics | None) -> Survey:
         require_floating(tensor)
         require_generator(generator)
         flat = tensor.detach().reshape(-1).contiguous()
         if not flat.numel():
             return Survey(PlainLook(flat, Ends(0.0, 0.0)), None, Statistics(0.0, 0.0), None)
         fresh = given is None and self.statistics == "exact" and not self.logarithm
-        look, mask, floor = look_at(flat, self.levels if fresh and coding else None), None, None
+        look, mask, floor = look_at(flat, self.levels if fresh else None), None, None
         if self.keep_zeros or self.logarithm:
             look, mask = look.without_zeros()
             floor = look.ends.low if look.ends.low > 0 else None

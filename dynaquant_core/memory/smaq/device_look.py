@@ -12,6 +12,7 @@ from dynaquant_core.device_jit import on
 from dynaquant_core.memory.smaq import device_path, device_zeros
 from dynaquant_core.memory.smaq import survey_kernels as kernels
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
+from dynaquant_core.memory.smaq.cpu_path import Tables
 from dynaquant_core.memory.smaq.device_path import ABOUT, FOUND, Draft
 from dynaquant_core.memory.smaq.flag_kernels import TILE
 from dynaquant_core.memory.smaq.levels import Gap, Levels
@@ -100,3 +101,15 @@ class DeviceLook:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Look.encode`."""
         return device_path.encode(self.values, levels, statistics, key, gap, self.draft)
+
+    def settle(
+        self,
+        levels: Levels,
+        statistics: Statistics,
+        key: int,
+        tables: Tables,
+        dtype: torch.dtype,
+        gap: Gap | None,
+    ) -> tuple[Tensor, int]:
+        """See `Look.settle`."""
+        return device_path.settle(self.values, levels, statistics, key, tables, dtype, gap, self.draft)

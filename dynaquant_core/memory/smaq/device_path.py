@@ -65,7 +65,7 @@ def encode(
     flat, size, device = in_float32(flat), flat.numel(), flat.device
     chunks, about = chunk_count(size), numbers(statistics, gap)
     geometry = geometry_on(levels, device)
-    if draft is None or gap is not None or draft.about != about[:2]:
+    if draft is None or not fits(draft, about, gap):
         draft = classified(flat, geometry, about)
     inner, outer = (
         torch.empty(groups * width, dtype=torch.uint8, device=device)
@@ -81,6 +81,11 @@ def encode(
             flat, geometry, draft.counts, inner, outer, scratch, *about, key, size, chunks, *widths, **LAUNCH
         )
     return draft.mask, inner, outer, draft.outliers
+
+
+def fits(draft: Draft, about: tuple[float, ...], gap: Gap | None) -> bool:
+    """Whether a draft is of the numbers that a tensor is coded with after all."""
+    return gap is None and draft.about == about[:2]
 
 
 def drafted(flat: Tensor, levels: Levels, partial: Tensor, answer: Tensor) -> tuple[Tensor, Draft]:
@@ -167,8 +172,9 @@ def settle(
     tables: Tables,
     dtype: torch.dtype,
     gap: Gap | None = None,
+    draft: Draft | None = None,
 ) -> tuple[Tensor, int]:
-    """See `cpu_path.settle`."""
+    """See `cpu_path.settle`; what was drafted says how many are outliers, so that nothing is waited for."""
     flat, size, device = in_float32(flat), flat.numel(), flat.device
     out = torch.empty(size, dtype=dtype, device=device)
     counts = torch.empty(chunk_count(size), dtype=torch.int16, device=device)
@@ -179,7 +185,8 @@ def settle(
         kernels.settle[(counts.numel(),)](
             flat, geometry, table, out.view(word), counts, *about, key, size, levels.inner_width, **LAUNCH
         )
-    return out, int(counts.sum())
+    known = draft is not None and fits(draft, about, gap)
+    return out, int(draft.outliers.sum() if draft is not None and known else counts.sum())
 
 
 def in_float32(flat: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dynaquant_core import device_jit
 from dynaquant_core.memory.smaq import zeros
+from dynaquant_core.memory.smaq.cpu_path import Tables
 from dynaquant_core.memory.smaq.levels import Gap, Levels
 from dynaquant_core.memory.smaq.sides import side_of
 from dynaquant_core.memory.smaq.statistics import Ends, Method, Statistics, ends_of, measure
@@ -45,6 +46,18 @@ class Look(Protocol):
         """See `cpu_path.encode`."""
         ...
 
+    def settle(
+        self,
+        levels: Levels,
+        statistics: Statistics,
+        key: int,
+        tables: Tables,
+        dtype: torch.dtype,
+        gap: Gap | None,
+    ) -> tuple[Tensor, int]:
+        """See `cpu_path.settle`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PlainLook:
@@ -68,6 +81,20 @@ class PlainLook:
         """See `Look.encode`."""
         parts: Parts = side_of(self.values.device).encode(self.values, levels, statistics, key, gap)
         return parts
+
+    def settle(
+        self,
+        levels: Levels,
+        statistics: Statistics,
+        key: int,
+        tables: Tables,
+        dtype: torch.dtype,
+        gap: Gap | None,
+    ) -> tuple[Tensor, int]:
+        """See `Look.settle`."""
+        side = side_of(self.values.device)
+        found: tuple[Tensor, int] = side.settle(self.values, levels, statistics, key, tables, dtype, gap)
+        return found
 
 
 def look_at(flat: Tensor, levels: Levels | None = None) -> Look:
