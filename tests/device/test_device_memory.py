@@ -63,7 +63,7 @@ def test_formats_give_what_they_give_on_the_cpu(form, dtype, device):
 @pytest.mark.parametrize("levels", [Levels(), Levels(2, 3), Levels(9, 9, box=0.5, limit=8.0)])
 @pytest.mark.parametrize("size", [7, CHUNK + 1, 5_000_003])
 def test_kernels_of_the_device_and_operations_of_torch_have_the_bits_of_the_cpu(levels, size):
-    from dynaquant_core.memory.smaq import device_path
+    from dynaquant_core.memory.smaq.device import path
 
     statistics, key, whole = Statistics(0.25, 1.0), 2**63 - 5, slice(0, chunk_count(size))
     tables = levels.tables(0.25, 1.0)
@@ -71,7 +71,7 @@ def test_kernels_of_the_device_and_operations_of_torch_have_the_bits_of_the_cpu(
         values = (torch.randn(size, generator=stream()) + 0.25).to(dtype)
         here = cpu_path.encode(values, levels, statistics, key)
         wanted = cpu_path.read(*here, levels, tables, size, whole, dtype)
-        for side in (device_path, torch_path):
+        for side in (path, torch_path):
             there = side.encode(values.cuda(), levels, statistics, key)
             assert all(torch.equal(mine, theirs.cpu()) for mine, theirs in zip(here, there, strict=True))
             found = side.read(*there, levels, tables, size, whole, dtype)
@@ -84,13 +84,13 @@ def test_kernels_of_the_device_and_operations_of_torch_have_the_bits_of_the_cpu(
 @NEEDS_CUDA
 def test_what_kernels_draft_is_used():
     """The device divides and takes roots as the host does, so nothing is flagged a second time."""
-    from dynaquant_core.memory.smaq import device_path
-    from dynaquant_core.memory.smaq.device_look import DeviceLook
+    from dynaquant_core.memory.smaq.device import path
+    from dynaquant_core.memory.smaq.device.look import DeviceLook
 
     for seed in range(20):
         values = torch.randn(100_000 + seed, generator=stream(seed)).mul_(10.0 ** (seed - 10)).cuda()
         look = DeviceLook.of(values, Levels())
-        assert look.draft.about == device_path.numbers(look.statistics("exact", 0, stream()), None)[:2]
+        assert look.draft.about == path.numbers(look.statistics("exact", 0, stream()), None)[:2]
 
 
 def gradient_of(model, inputs, labels):

@@ -40,35 +40,31 @@ def normal(size, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize("levels", LEVELS)
 @pytest.mark.parametrize("size", [1, 1000, 2 * CHUNK + 9])
 def test_codes_values_and_counts_are_those_of_the_cpu(monkeypatch, levels, size):
-    from dynaquant_core.memory.smaq import device_path
+    from dynaquant_core.memory.smaq.device import path
 
-    monkeypatch.setattr(device_path, "busy", lambda device: 2)  # so that a program has two chunks
+    monkeypatch.setattr(path, "busy", lambda device: 2)  # so that a program has two chunks
     dtype, key = DTYPES[(size + levels.inlier_bits) % 4], 2**63 - 5 if size == 1000 else 3
     values, statistics = normal(size, dtype), Statistics(0.25, 1.0)
     values[::97] = 1e4  # far beyond every limit
-    here, there = (side.encode(values, levels, statistics, key) for side in (cpu_path, device_path))
+    here, there = (side.encode(values, levels, statistics, key) for side in (cpu_path, path))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(here, there, strict=True))
     tables = levels.tables(0.25, 1.0)
     for wanted in (slice(0, chunk_count(size)), slice(chunk_count(size) - 1, chunk_count(size))):
-        mine, theirs = (
-            side.read(*here, levels, tables, size, wanted, dtype) for side in (cpu_path, device_path)
-        )
+        mine, theirs = (side.read(*here, levels, tables, size, wanted, dtype) for side in (cpu_path, path))
         assert torch.equal(mine, theirs)
         assert theirs.dtype == dtype
-    mine, theirs = (
-        side.settle(values, levels, statistics, key, tables, dtype) for side in (cpu_path, device_path)
-    )
+    mine, theirs = (side.settle(values, levels, statistics, key, tables, dtype) for side in (cpu_path, path))
     assert torch.equal(mine[0], theirs[0])
     assert mine[1] == theirs[1] == int(here[3].sum())
 
 
 def test_values_in_a_gap_that_is_cut_are_spread_alike():
-    from dynaquant_core.memory.smaq import device_path
+    from dynaquant_core.memory.smaq.device import path
 
     values, levels, statistics = normal(5000).abs() + 0.01, Levels(), Statistics(0.9, 0.6)
     gap = gap_at(levels, 0.9, 0.6, float(values.min()))
     assert gap is not None
-    here, there = (side.encode(values, levels, statistics, 7, gap) for side in (cpu_path, device_path))
+    here, there = (side.encode(values, levels, statistics, 7, gap) for side in (cpu_path, path))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(here, there, strict=True))
     plain = cpu_path.encode(values, levels, statistics, 7)
     assert not all(torch.equal(mine, other) for mine, other in zip(here, plain, strict=True))
@@ -88,8 +84,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("size", [9, CHUNK + 9])
 def test_a_look_finds_what_the_cpu_finds(name, size):
-    from dynaquant_core.memory.smaq import device_zeros
-    from dynaquant_core.memory.smaq.device_look import DeviceLook
+    from dynaquant_core.memory.smaq.device import zeros
+    from dynaquant_core.memory.smaq.device.look import DeviceLook
 
     values = CASES[name](size)
     mine, theirs = PlainLook(values, ends_of(values)), DeviceLook.of(values)
@@ -101,7 +97,7 @@ def test_a_look_finds_what_the_cpu_finds(name, size):
     assert (mask is None) == (wanted is None)
     if mask is not None:
         assert torch.equal(mask, wanted)
-        assert torch.equal(device_zeros.join(kept.values, mask, size), values)
+        assert torch.equal(zeros.join(kept.values, mask, size), values)
     for found, other in ((theirs, mine), (kept, expected)):
         if other.ends.low < other.ends.high:
             for method in ("exact", "range", "sample"):
@@ -112,15 +108,15 @@ def test_a_look_finds_what_the_cpu_finds(name, size):
 
 @pytest.mark.parametrize("name", ["no zeros", "few zeros", "far from zero", "subnormal"])
 def test_what_is_drafted_on_the_device_has_the_numbers_of_the_host(name):
-    from dynaquant_core.memory.smaq import device_path
-    from dynaquant_core.memory.smaq.device_look import DeviceLook
+    from dynaquant_core.memory.smaq.device import path
+    from dynaquant_core.memory.smaq.device.look import DeviceLook
 
     values = CASES[name](CHUNK + 9)
     look = DeviceLook.of(values, Levels())
     statistics = look.statistics("exact", 0, stream())
     if statistics.std == 0:
         return
-    assert look.draft.about == device_path.numbers(statistics, None)[:2]
+    assert look.draft.about == path.numbers(statistics, None)[:2]
     here = cpu_path.encode(values, Levels(), statistics, 1)
     assert torch.equal(look.draft.mask, here[0])
     assert torch.equal(look.draft.outliers, here[3])

@@ -113,7 +113,7 @@ def look_at(flat: Tensor, levels: Levels | None = None) -> Look:
         (Ends(low=2.0, high=3.0), [6])
     """
     if flat.dtype != torch.float64 and device_jit.compiles(flat.device):
-        from dynaquant_core.memory.smaq.device_look import DeviceLook
+        from dynaquant_core.memory.smaq.device.look import DeviceLook
 
         return DeviceLook.of(flat, levels)
     return PlainLook(flat, ends_of(flat))

@@ -20,7 +20,7 @@ def side_of(device: torch.device) -> ModuleType:
         'cpu_path'
     """
     if device_jit.compiles(device):
-        from dynaquant_core.memory.smaq import device_path
+        from dynaquant_core.memory.smaq.device import path
 
-        return device_path
+        return path
     return cpu_path if device.type == "cpu" else torch_path

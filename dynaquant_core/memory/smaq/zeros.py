@@ -58,9 +58,9 @@ def join(values: Tensor, mask: Tensor | None, size: int) -> Tensor:
     if mask is None:
         return values
     if device_jit.compiles(mask.device):
-        from dynaquant_core.memory.smaq import device_zeros
+        from dynaquant_core.memory.smaq.device import zeros as on_device
 
-        return device_zeros.join(values, mask, size)
+        return on_device.join(values, mask, size)
     if mask.device.type != "cpu":
         return join_by_torch(values, mask, size)
     there = torch.from_numpy(np.unpackbits(mask.numpy(), count=size, bitorder="little").view(np.bool_))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.device_jit import on
-from dynaquant_core.memory.smaq import device_path, device_zeros
-from dynaquant_core.memory.smaq import survey_kernels as kernels
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
 from dynaquant_core.memory.smaq.cpu_path import Tables
-from dynaquant_core.memory.smaq.device_path import ABOUT, FOUND, Draft
-from dynaquant_core.memory.smaq.flag_kernels import TILE
+from dynaquant_core.memory.smaq.device import path, zeros
+from dynaquant_core.memory.smaq.device import survey_kernels as kernels
+from dynaquant_core.memory.smaq.device.flag_kernels import TILE
+from dynaquant_core.memory.smaq.device.path import ABOUT, FOUND, Draft
 from dynaquant_core.memory.smaq.levels import Gap, Levels
 from dynaquant_core.memory.smaq.statistics import (
     Ends,
@@ -64,7 +64,7 @@ class DeviceLook:
                 kernels.combine[(1,)](partial, found, chunks, num_warps=8)
                 heard, draft = answer[:FOUND].cpu(), None
             else:
-                heard, draft = device_path.drafted(flat, levels, partial, answer)
+                heard, draft = path.drafted(flat, levels, partial, answer)
         count, low, high, mean, squares = heard[:FOUND].view(torch.float64).tolist()
         others = ends_from(low, high, flat) if count else Ends(0.0, 0.0)
         return cls(flat, partial[0], size - int(count), others, mean, squares, draft)
@@ -81,7 +81,7 @@ class DeviceLook:
         size = self.values.numel()
         if not are_kept(self.zeros, self.ends, size):
             return self, None
-        kept, mask = device_zeros.split(self.values, self.counts, size - self.zeros)
+        kept, mask = zeros.split(self.values, self.counts, size - self.zeros)
         return DeviceLook(kept, self.counts, 0, self.others, self.mean, self.squares), mask
 
     def statistics(self, method: Method, sample: int, generator: torch.Generator) -> Statistics:
@@ -100,7 +100,7 @@ class DeviceLook:
         self, levels: Levels, statistics: Statistics, key: int, gap: Gap | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Look.encode`."""
-        return device_path.encode(self.values, levels, statistics, key, gap, self.draft)
+        return path.encode(self.values, levels, statistics, key, gap, self.draft)
 
     def settle(
         self,
@@ -112,4 +112,4 @@ class DeviceLook:
         gap: Gap | None,
     ) -> tuple[Tensor, int]:
         """See `Look.settle`."""
-        return device_path.settle(self.values, levels, statistics, key, tables, dtype, gap, self.draft)
+        return path.settle(self.values, levels, statistics, key, tables, dtype, gap, self.draft)

@@ -7,7 +7,7 @@ A program works on one chunk (`chunks.CHUNK` values), a tile at a time.  Importe
 import triton
 import triton.language as tl
 
-from dynaquant_core.memory.smaq.flag_kernels import MANY, VARYING, flags_at, store_flags
+from dynaquant_core.memory.smaq.device.flag_kernels import MANY, VARYING, flags_at, store_flags
 
 __all__ = ["combine", "combined", "compact", "count_flags", "expand", "store_five", "survey"]
 

@@ -1,7 +1,7 @@
 """SmaQ's loops as kernels for a device, each one pass over a tensor's memory; the same bits as on the CPU.
 
 A program works on chunks (`chunks.CHUNK` values), a tile at a time.  Multiplications and additions must not
-be fused (`device_path.LAUNCH`), or a value beside the border of two levels takes the other one.  Imported
+be fused (`path.LAUNCH`), or a value beside the border of two levels takes the other one.  Imported
 only where Triton runs.
 """
 
@@ -9,8 +9,8 @@ only where Triton runs.
 import triton
 import triton.language as tl
 
-from dynaquant_core.memory.smaq.flag_kernels import MANY, VARYING, flags_at, store_flags
-from dynaquant_core.memory.smaq.survey_kernels import combined, store_five
+from dynaquant_core.memory.smaq.device.flag_kernels import MANY, VARYING, flags_at, store_flags
+from dynaquant_core.memory.smaq.device.survey_kernels import combined, store_five
 
 __all__ = ["classify", "classify_first", "read", "settle", "write"]
 
@@ -100,7 +100,7 @@ def classify_first(
     Writes those to ``found`` float64[5], and the mean and 1 / deviation that it took to ``about`` float32[2].
     """
     number, low, high, mean, squares = combined(partial, chunks)
-    # As `device_look.DeviceLook.statistics` and `cpu_path.scaled` do; the host compares.
+    # As `look.DeviceLook.statistics` and `cpu_path.scaled` do; the host compares.
     total = size.to(tl.float64)
     middle = mean * number / total
     away = mean - middle

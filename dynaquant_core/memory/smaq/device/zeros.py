@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.device_jit import on
-from dynaquant_core.memory.smaq import survey_kernels as kernels
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
-from dynaquant_core.memory.smaq.flag_kernels import TILE
+from dynaquant_core.memory.smaq.device import survey_kernels as kernels
+from dynaquant_core.memory.smaq.device.flag_kernels import TILE
 
 __all__ = ["join", "split"]
 

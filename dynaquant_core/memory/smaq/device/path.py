@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.device_jit import on
-from dynaquant_core.memory.smaq import device_kernels as kernels
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count, run_groups
 from dynaquant_core.memory.smaq.cpu_path import Tables, scaled
-from dynaquant_core.memory.smaq.flag_kernels import TILE
+from dynaquant_core.memory.smaq.device import code_kernels as kernels
+from dynaquant_core.memory.smaq.device.flag_kernels import TILE
 from dynaquant_core.memory.smaq.levels import Gap, Levels
 from dynaquant_core.memory.smaq.statistics import Statistics
 
