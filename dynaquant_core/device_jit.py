@@ -38,6 +38,7 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
 
 @cache
 def _tried(device: torch.device) -> bool:
+    """Raises what says nothing of Triton: no memory left, or a device that an earlier kernel has broken."""
     if importlib.util.find_spec("triton") is None:
         _tell("Triton is not installed")
         return False
@@ -45,11 +46,15 @@ def _tried(device: torch.device) -> bool:
         from dynaquant_core.device_probe import probe
 
         found = probe(device)
-    except Exception as error:  # noqa: BLE001 - whatever it is, torch's operations do the same work
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if str(error).startswith("CUDA error"):
+            raise
         _tell(f"{type(error).__name__}: {error}")
         return False
     if not found:
-        _tell("a kernel of one addition gave a wrong sum")
+        _tell("the kernel that tries it gave wrong numbers")
     return found
 
 

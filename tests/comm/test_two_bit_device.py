@@ -48,3 +48,11 @@ def test_part_of_a_bucket_is_coded_in_its_place(monkeypatch):
     residual, gradient = torch.zeros(100), torch.ones(100)
     two_bit.encode(residual[10:30], gradient[10:30], 0.5, 0.5)
     assert residual.nonzero().view(-1).tolist() == list(range(10, 30))
+
+
+def test_rows_with_gaps_are_read_as_on_the_cpu(monkeypatch):
+    gathered = torch.randint(256, (8, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).t()
+    wanted = two_bit.decode_sum(gathered, 32, 0.5, 0.5)
+    interpret(monkeypatch)
+    found = two_bit.decode_sum(gathered, 32, 0.5, 0.5)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)

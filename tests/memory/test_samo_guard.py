@@ -182,6 +182,14 @@ def test_a_model_is_walked_through_again_only_where_it_changed(monkeypatch):
         optimizer.step()
 
 
+def test_a_table_of_parameters_that_was_replaced_whole_is_refused():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer, _ = wrapped(model)
+    model[0].__setstate__({**model[0].__dict__, "_parameters": dict(nn.Linear(8, 8)._parameters)})
+    with pytest.raises(StateMismatchError, match=r"'0\.weight' was replaced"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_replaced_parameter_is_refused_and_so_is_a_cast_one(dtype):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -169,6 +170,14 @@ def test_codes_that_were_cut_off_are_refused(part):
             replace(packed, counts=-held).decode()
 
 
+def test_what_comes_from_a_pickle_is_whole_or_refused():
+    packed = SmaQ().encode(normal(80_000), stream())
+    assert torch.equal(pickle.loads(pickle.dumps(packed)).decode(), packed.decode())
+    cut = pickle.loads(pickle.dumps(replace(packed, inner=packed.inner[:-1].clone())))
+    with pytest.raises(StateMismatchError, match="encode the tensor again"):
+        cut.decode()
+
+
 def test_chunks_decode_apart():
     values = normal(5 * CHUNK + 77)
     packed = SmaQ().encode(values, stream())
@@ -231,6 +240,9 @@ def test_values_beyond_float32_are_refused():
         {"inlier_bits": 10},
         {"outlier_bits": 2},
         {"outlier_bits": 6.0},
+        {"inlier_bits": 6.0},
+        {"inlier_bits": [6]},
+        {"box": True},
         {"box": 0.0},
         {"box": math.nan},
         {"limit": 1.0},
@@ -241,6 +253,7 @@ def test_values_beyond_float32_are_refused():
     ],
 )
 def test_settings_out_of_range_are_refused(given):
+    assert SmaQ().levels == SmaQ(6, 8).levels  # which were made, and are equal to some of these
     with pytest.raises(ConfigError, match=next(iter(given))):
         SmaQ(**given)
 

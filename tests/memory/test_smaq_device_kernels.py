@@ -58,6 +58,20 @@ def test_codes_values_and_counts_are_those_of_the_cpu(monkeypatch, levels, size)
     assert mine[1] == theirs[1] == int(here[3].sum())
 
 
+def test_codes_do_not_hang_on_the_default_dtype():
+    from dynaquant_core.memory.smaq.device import path
+
+    values, levels, statistics = normal(1000), Levels(6, 8, box=1.1, limit=3.3), Statistics(0.25, 1.0)
+    path.geometry_on.cache_clear()
+    torch.set_default_dtype(torch.float16)
+    try:
+        there = path.encode(values, levels, statistics, 1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    here = cpu_path.encode(values, levels, statistics, 1)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(here, there, strict=True))
+
+
 def test_values_in_a_gap_that_is_cut_are_spread_alike():
     from dynaquant_core.memory.smaq.device import path
 

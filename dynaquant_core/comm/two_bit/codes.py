@@ -169,7 +169,8 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
     if device_jit.compiles(gathered.device):
         from dynaquant_core.comm.two_bit import device_kernels
 
-        return device_kernels.decode_sum(gathered, count, above, below, divisor)
+        rows = gathered if gathered.stride(1) == 1 else gathered.contiguous()
+        return device_kernels.decode_sum(rows, count, above, below, divisor)
     if gathered.device.type != "cpu":
         return decode_by_torch(gathered, count, above, below, divisor)
     out = torch.empty(gathered.shape[1] * IN_BYTE, dtype=torch.float32)

@@ -67,6 +67,9 @@ class _Pruned:
     def write(self) -> int:
         if self.table is not None:
             self.table.follow()
+        else:
+            for slot in self.slots:
+                flat_view(slot.param)  # raises where a storage is shorter than its parameter
         torch._foreach_zero_([slot.param for slot in self.slots])
         if self.table is not None:
             self.table.write(self.dtype)

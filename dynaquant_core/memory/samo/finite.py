@@ -48,7 +48,7 @@ def found_bad(tensors: Sequence[Tensor]) -> Tensor:
     Args:
         tensors: float32, without gaps, on one device.
     """
-    found = torch.zeros(1, device=tensors[0].device)
+    found = torch.zeros(1, dtype=torch.float32, device=tensors[0].device)
     torch._amp_foreach_non_finite_check_and_unscale_(list(tensors), found, torch.ones_like(found))
     return found
 

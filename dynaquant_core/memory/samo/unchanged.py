@@ -39,15 +39,18 @@ class Unchanged:
             self._remember()
 
     def _remember(self) -> None:
-        tables: list[dict[str, Any]] = []
-        for module in self._model.modules():
-            tables += (module._modules, module._parameters)
+        modules = list(self._model.modules())
+        tables: list[dict[str, Any]] = [one for each in modules for one in (each._modules, each._parameters)]
+        self._modules = [(module, module._modules, module._parameters) for module in modules]
         self._sizes = [(table, len(table)) for table in tables]
         self._held = [(table, name, one) for table in tables for name, one in table.items()]
         params = [slot.param for slot in self._slots]
         self._looks = [(one, one.shape, one.stride(), one.dtype, one.device) for one in params]
 
     def _same_tree(self) -> bool:
+        for module, modules, parameters in self._modules:
+            if module._modules is not modules or module._parameters is not parameters:
+                return False
         return all(len(table) == size for table, size in self._sizes) and all(
             table.get(name) is one for table, name, one in self._held
         )

@@ -10,9 +10,10 @@ In other widths and walls the bounds are `Levels.bounds`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, final
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -57,8 +58,14 @@ class Survey:
     gap: Gap | None = None
 
 
+class _Known:
+    """Something that a `WeakSet` holds; dataclasses with slots cannot be held before Python 3.11."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class PackedCodes:
+class PackedCodes(_Known):
     """A tensor as SmaQ stores it.
 
     Args:
@@ -84,8 +91,6 @@ class PackedCodes:
     counts: Tensor
     zeros: Tensor | None
     floor: float | None
-    #: Its lengths are what `SmaQ.encode` made them; a copy with another part is looked at anew.
-    _whole: bool = field(default=False, init=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -133,7 +138,7 @@ class PackedCodes:
 
     def _require_whole(self) -> None:
         """Kernels look at no lengths: codes that were cut off would be read beyond their end."""
-        if self._whole:
+        if self in WHOLE:
             return
         levels, sizes = self.form.levels, chunk_sizes(self.count)
         counts = self.counts.numpy()
@@ -153,6 +158,10 @@ class PackedCodes:
                 f"bytes, found {self.counts.numel()} counts and {found}; they are not what encode gave: "
                 f"encode the tensor again."
             )
+
+
+#: Those whose lengths are what `SmaQ.encode` made them; a copy, or one from a file, is looked at anew.
+WHOLE: WeakSet[PackedCodes] = WeakSet()
 
 
 @final
@@ -192,7 +201,7 @@ class SmaQ:
     logarithm: bool = False
 
     def __post_init__(self) -> None:
-        self.levels  # noqa: B018 - checks the four of them
+        Levels(self.inlier_bits, self.outlier_bits, self.box, self.limit)  # checks the four of them
         require_choice("SmaQ", "statistics", self.statistics, METHODS)
         whole = isinstance(self.sample, int) and not isinstance(self.sample, bool) and self.sample >= 2
         require(whole, f"SmaQ: sample must be a whole number from 2, got {self.sample!r}.")
@@ -222,7 +231,7 @@ class SmaQ:
             parts = found.look.encode(self.levels, found.statistics, draw_key(generator), found.gap)
         about = (tensor.shape, tensor.dtype, device, found.statistics, size)
         packed = PackedCodes(self, *about, *parts, found.mask, found.floor)
-        object.__setattr__(packed, "_whole", True)
+        WHOLE.add(packed)
         return packed
 
     def settle(

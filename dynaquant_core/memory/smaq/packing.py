@@ -1,7 +1,7 @@
 """One forward pass: what autograd saves in it is packed, each run of memory once.
 
 Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
-casts of those (`recasts`), log-probabilities, one value a row, what attention and norms need as it is,
+casts of parameters (`recasts`), log-probabilities, one value a row, what attention and norms need as it is,
 and what `Coder.takes` does not take.
 """
 
@@ -24,7 +24,7 @@ from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 from dynaquant_core.memory.smaq.places import place_of_call
-from dynaquant_core.memory.smaq.recasts import Recasts
+from dynaquant_core.memory.smaq.recasts import recast_of
 
 __all__ = ["Forward", "address", "tensors_of"]
 
@@ -69,7 +69,7 @@ class Forward:
         self.known: dict[int, Known] = {}
         self.counts: Counter[str] = Counter()
         self.calls = Calls()
-        self.recasts = Recasts([*model.parameters(), *tensors_of(batch)])
+        self.parameters = frozenset(model.parameters())
 
     @lazy
     def names(self) -> dict[nn.Module, str]:
@@ -103,7 +103,7 @@ class Forward:
         known.kept = known.kept or self.calls.spares(tensor)
         if known.kept:
             return Kept.of(tensor)
-        packed: Any = covering(known, tensor) or self.recasts.of(tensor)
+        packed: Any = covering(known, tensor) or recast_of(tensor, self.parameters)
         if packed is None and not is_log_probabilities(tensor):
             packed = self._packed(known, tensor)
         return Kept.of(tensor) if packed is None else packed

@@ -1,14 +1,14 @@
-"""Casts of parameters and of the batch, which autocast makes and autograd saves: made again, not packed.
+"""Casts of parameters, which autocast makes and autograd saves: made again for the backward pass, not packed.
 
-They are exact that way and cost no memory: what was cast lives anyway.  What that was is not written in a
-saved tensor, so it is compared with those of its shape.
+They are exact that way and cost no memory: the parameter lives anyway.  The graph says what a saved tensor
+was cast from; what is seen in another way than as it was cast, or transposed, is packed as any other.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,19 @@ from torch import Tensor, nn
 from dynaquant_core.memory.smaq.held import Kept
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 
-__all__ = ["Recast", "Recasts"]
+__all__ = ["Recast", "recast_of"]
+
+#: What autograd calls a cast, and a transposed matrix.
+CAST: Final = "ToCopyBackward0"
+TRANSPOSED: Final = "TBackward0"
 
 
 @dataclass(frozen=True, slots=True)
 class Recast:
-    """A tensor in another dtype, flat in the order of its memory.
+    """A parameter in another dtype, flat in the order of its memory.
 
     Args:
-        source: the tensor, as it was when the cast was saved.
+        source: the parameter, as it was when the cast was saved.
         dtype: of the cast.
     """
 
@@ -35,42 +39,33 @@ class Recast:
         """The cast.
 
         Raises:
-            GradientError: the tensor was written to since.
+            GradientError: the parameter was written to since; what is written through ``.data`` is not seen,
+                as torch does not see it where weights are saved as they are.
         """
         return flat_run(self.source.read())[0].to(self.dtype)
 
 
-class Recasts:
-    """Knows what may be cast by its size.
-
-    Args:
-        sources: dense tensors; others are passed over.
+def recast_of(tensor: Tensor, parameters: Container[nn.Parameter]) -> tuple[Recast, View] | None:
+    """The cast that a saved tensor is, and how it looks at it; None: it is none of a parameter's.
 
     Example:
         >>> weight = nn.Parameter(torch.randn(3, 2))
-        >>> known = Recasts([weight])
-        >>> found = known.of(weight.detach().to(torch.bfloat16).t())
-        >>> found[1].of(found[0].values()).shape, known.of(torch.zeros(3, 2, dtype=torch.bfloat16))
+        >>> cast, view = recast_of(weight.bfloat16().t(), {weight})
+        >>> view.of(cast.values()).shape, recast_of(torch.zeros(3, 2), {weight})
         (torch.Size([2, 3]), None)
     """
-
-    def __init__(self, sources: Iterable[Tensor]) -> None:
-        self._by_size: dict[int, list[Tensor]] = defaultdict(list)
-        for source in sources:
-            plain = type(source) in (Tensor, nn.Parameter) and source.layout == torch.strided
-            if plain and not source.is_nested and source.is_floating_point():
-                self._by_size[source.numel()].append(source)
-
-    @torch.no_grad()
-    def of(self, tensor: Tensor) -> tuple[Recast, View] | None:
-        """The cast that a tensor is, and how it looks at it; None: it is none."""
-        shape = sorted(tensor.shape)
-        for source in self._by_size.get(tensor.numel(), ()):
-            if source.dtype == tensor.dtype or source.device != tensor.device:
-                continue
-            if sorted(source.shape) != shape:
-                continue
-            (run, view), whole = flat_run(tensor), flat_run(source)[0]
-            if run.numel() == whole.numel() and torch.equal(run, whole.to(tensor.dtype)):
-                return Recast(Kept.of(source), tensor.dtype), view
+    made: Any = tensor.grad_fn
+    if made is not None and made.name() == TRANSPOSED and tensor.dim() == 2:
+        made, seen = made.next_functions[0][0], tensor.detach().t()
+    else:
+        seen = tensor
+    if made is None or made.name() != CAST:
         return None
+    source = getattr(made.next_functions[0][0], "variable", None)  # of a leaf
+    if source is None or source not in parameters or source.dtype == tensor.dtype:
+        return None
+    alike = (seen.shape, seen.stride(), seen.device) == (source.shape, source.stride(), source.device)
+    run = flat_run(source)[0]
+    if not alike or tensor.storage_offset() or run.numel() != source.numel():
+        return None
+    return Recast(Kept.of(source), tensor.dtype), View(tuple(tensor.shape), tuple(tensor.stride()), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ from dynaquant_core.memory.smaq.statistics import (
 from dynaquant_core.memory.smaq.zeros import are_kept
 
 __all__ = ["DeviceLook"]
+
+#: Sums round as those of `code_kernels.classify_first` do.
+SURVEY: Final[dict[str, Any]] = {"CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, "enable_fp_fusion": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,9 @@ class DeviceLook:
         answer = torch.empty(FOUND + ABOUT + 2 * chunks, dtype=torch.uint8, device=device)
         found = answer[:FOUND].view(torch.float64)
         with on(device):
-            kernels.survey[(chunks,)](flat, partial, size, chunks, CHUNK=CHUNK, TILE=TILE, num_warps=8)
+            kernels.survey[(chunks,)](flat, partial, size, chunks, **SURVEY)
             if levels is None:
-                kernels.combine[(1,)](partial, found, chunks, num_warps=8)
+                kernels.combine[(1,)](partial, found, chunks, num_warps=8, enable_fp_fusion=False)
                 heard, draft = answer[:FOUND].cpu(), None
             else:
                 heard, draft = path.drafted(flat, levels, partial, answer)

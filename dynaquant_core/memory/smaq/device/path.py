@@ -145,7 +145,7 @@ def read(
     word = WORDS[dtype.itemsize]
     table = table_of(tables, dtype)
     # One copy to the device for both; it does not wait for what the device is at.
-    moved = torch.cat((table.view(torch.uint8), counts.view(torch.uint8))).to(device, non_blocking=True)
+    moved = sent(torch.cat((table.view(torch.uint8), counts.view(torch.uint8))), device)
     with on(device):
         kernels.read[(min(chunks, busy(device)),)](
             mask,
@@ -179,7 +179,7 @@ def settle(
     out = torch.empty(size, dtype=dtype, device=device)
     counts = torch.empty(chunk_count(size), dtype=torch.int16, device=device)
     word = WORDS[dtype.itemsize]
-    table = table_of(tables, dtype).view(word).to(device, non_blocking=True)
+    table = sent(table_of(tables, dtype), device).view(word)
     geometry, about = geometry_on(levels, device), numbers(statistics, gap)
     with on(device):
         kernels.settle[(counts.numel(),)](
@@ -205,10 +205,15 @@ def table_of(tables: Tables, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.concatenate(tables)).to(dtype)
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor on a device, without waiting for what that is at."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 @cache
 def geometry_on(levels: Levels, device: torch.device) -> Tensor:
     """`levels.Geometry` as float32[7] on a device."""
-    return torch.tensor([float(value) for value in levels.geometry()], device=device)
+    return torch.tensor([float(value) for value in levels.geometry()], dtype=torch.float32, device=device)
 
 
 @cache
