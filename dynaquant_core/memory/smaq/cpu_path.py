@@ -31,6 +31,11 @@ def scaled(statistics: Statistics) -> tuple[np.float32, np.float32]:
     return np.float32(statistics.mean), np.float32(1) / np.float32(statistics.std)
 
 
+def joined(tables: Tables, dtype: torch.dtype) -> Tensor:
+    """The values of inliers and behind them those of outliers, in the dtype that they are decoded to."""
+    return torch.from_numpy(np.concatenate(tables)).to(dtype)
+
+
 def scratch() -> tuple[NDArray[Any], ...]:
     """(words, the same as 16-bit numbers, codes of inliers, codes of outliers)."""
     words = np.empty(CHUNK // 4 + 2, np.uint64)

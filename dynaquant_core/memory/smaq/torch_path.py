@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count
-from dynaquant_core.memory.smaq.cpu_path import Tables, scaled
+from dynaquant_core.memory.smaq.cpu_path import Tables, joined, scaled
 from dynaquant_core.memory.smaq.levels import Gap, Levels, above_floor
 from dynaquant_core.memory.smaq.packed_words import filled, pack_bits, pack_run, unpack_bits, unpack_run
 from dynaquant_core.memory.smaq.smaq_kernels import HALF_UNIT, UNIT
@@ -150,7 +150,7 @@ def read(
 ) -> Tensor:
     """See `cpu_path.read`; on the device of the mask."""
     places, device = Places.of(counts, size, mask.device), mask.device
-    table, behind = joined(tables, device, dtype), len(tables[0])
+    table, behind = joined(tables, dtype).to(device), len(tables[0])
     first_value = wanted.start * CHUNK
     out = torch.empty(max(min(wanted.stop * CHUNK, size) - first_value, 0), dtype=dtype, device=device)
     for first in range(wanted.start, wanted.stop, TOGETHER):
@@ -173,11 +173,6 @@ def read(
     return out
 
 
-def joined(tables: Tables, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The values of inliers and behind them those of outliers, on a device."""
-    return torch.from_numpy(np.concatenate(tables)).to(device, dtype)
-
-
 def settle(
     flat: Tensor,
     levels: Levels,
@@ -189,7 +184,7 @@ def settle(
 ) -> tuple[Tensor, int]:
     """See `cpu_path.settle`."""
     flat = above_floor(flat, gap)
-    table, behind = joined(tables, flat.device, dtype), len(tables[0])
+    table, behind = joined(tables, dtype).to(flat.device), len(tables[0])
     out = torch.empty(flat.numel(), dtype=dtype, device=flat.device)
     outliers = torch.zeros((), dtype=torch.int64, device=flat.device)
     for _, values in pieces(flat.numel()):

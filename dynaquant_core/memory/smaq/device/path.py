@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dynaquant_core.device_jit import on
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count, run_groups
-from dynaquant_core.memory.smaq.cpu_path import Tables, scaled
+from dynaquant_core.memory.smaq.cpu_path import Tables, joined, scaled
 from dynaquant_core.memory.smaq.device import code_kernels as kernels
 from dynaquant_core.memory.smaq.device.flag_kernels import TILE
 from dynaquant_core.memory.smaq.levels import Gap, Levels
@@ -143,7 +142,7 @@ def read(
     values = min(wanted.stop * CHUNK, size) - wanted.start * CHUNK
     out = torch.empty(values, dtype=dtype, device=device)
     word = WORDS[dtype.itemsize]
-    table = table_of(tables, dtype)
+    table = joined(tables, dtype)
     # One copy to the device for both; it does not wait for what the device is at.
     moved = sent(torch.cat((table.view(torch.uint8), counts.view(torch.uint8))), device)
     with on(device):
@@ -179,7 +178,7 @@ def settle(
     out = torch.empty(size, dtype=dtype, device=device)
     counts = torch.empty(chunk_count(size), dtype=torch.int16, device=device)
     word = WORDS[dtype.itemsize]
-    table = sent(table_of(tables, dtype), device).view(word)
+    table = sent(joined(tables, dtype), device).view(word)
     geometry, about = geometry_on(levels, device), numbers(statistics, gap)
     with on(device):
         kernels.settle[(counts.numel(),)](
@@ -198,11 +197,6 @@ def numbers(statistics: Statistics, gap: Gap | None) -> tuple[float, ...]:
     """(mean, 1 / deviation, and a gap that is cut), as the kernels take them."""
     mean, inverse = scaled(statistics)
     return float(mean), float(inverse), *(gap or (0.0, 0.0, float("inf")))
-
-
-def table_of(tables: Tables, dtype: torch.dtype) -> Tensor:
-    """The values of inliers and behind them those of outliers, in the dtype that they are decoded to."""
-    return torch.from_numpy(np.concatenate(tables)).to(dtype)
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -94,15 +94,21 @@ def combine(partial, found, chunks: "i64"):
     store_five(found, number, low, high, mean, squares)
 
 
+@triton.jit
+def sum_before(counts, chunk):
+    """How many are counted in the chunks before one, int64."""
+    before = tl.zeros((MANY,), tl.int64)
+    for base in range(0, chunk, MANY):
+        at = base + tl.arange(0, MANY)
+        before += tl.load(counts + at, mask=at < chunk, other=0).to(tl.int64)
+    return tl.sum(before)
+
+
 @triton.jit(do_not_specialize=VARYING)
 def compact(values, counts, out, mask, size: "i64", CHUNK: tl.constexpr, TILE: tl.constexpr):
     """What is not zero to ``out``, and its mask; ``counts``: the first row of what `survey` wrote."""
     chunk = tl.program_id(0).to(tl.int64)
-    before = tl.zeros((MANY,), tl.float64)
-    for base in range(0, chunk, MANY):
-        at = base + tl.arange(0, MANY)
-        before += tl.load(counts + at, mask=at < chunk, other=0.0)
-    place = tl.sum(before).to(tl.int64)
+    place = sum_before(counts, chunk)
     for start in range(chunk * CHUNK, chunk * CHUNK + CHUNK, TILE):
         at = start + tl.arange(0, TILE)
         x = tl.load(values + at, mask=at < size, other=0.0)
@@ -128,11 +134,7 @@ def count_flags(mask, counts, size: "i64", CHUNK: tl.constexpr):
 def expand(values, counts, mask, out, size: "i64", CHUNK: tl.constexpr, TILE: tl.constexpr):
     """Undoes `compact`; ``counts`` as `count_flags` wrote them."""
     chunk = tl.program_id(0).to(tl.int64)
-    before = tl.zeros((MANY,), tl.int64)
-    for base in range(0, chunk, MANY):
-        at = base + tl.arange(0, MANY)
-        before += tl.load(counts + at, mask=at < chunk, other=0).to(tl.int64)
-    place = tl.sum(before)
+    place = sum_before(counts, chunk)
     for start in range(chunk * CHUNK, chunk * CHUNK + CHUNK, TILE):
         at = start + tl.arange(0, TILE)
         inside = at < size
