@@ -266,7 +266,7 @@ def _encoded_vector(values: Array) -> Factors:
 
 
 def _decoded_vector(codes: NDArray[np.uint8], scales: NDArray[np.int16]) -> Array:
-    out = torch.empty(codes.size, device="cpu")
+    out = torch.empty(codes.size, dtype=torch.float32, device="cpu")
     blocks.decode(codes, scales, out)
     return out.numpy().astype(np.float64)
 

@@ -32,6 +32,10 @@ MAX_NAME: Final = 1024
 #: What can be done about most tensors that are refused.
 MAKE_PLAIN: Final = "convert it to a plain dense tensor first"
 
+ON_META: Final = "on the meta device (it has no values)"
+FREED: Final = "without memory of its own (it was freed)"
+WITHOUT_VALUES: Final = (ON_META, FREED)
+
 #: Whole numbers outside travel as hexadecimal text, which has no length limit on parsing.
 INT64: Final = range(-(2**63), 2**63)
 
@@ -105,7 +109,7 @@ def as_leaf_tensor(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     """
     problem = _problem(tensor)
     if problem is not None:
-        advice = "give it values (to_empty, then load) or leave it out" if tensor.is_meta else MAKE_PLAIN
+        advice = MAKE_PLAIN if problem not in WITHOUT_VALUES else "give it values or leave it out"
         raise UnsupportedStateError(
             f"The tensor at {dotted(path)!r} is {problem}, which a checkpoint cannot hold; {advice}."
         )
@@ -121,8 +125,18 @@ def _problem(tensor: torch.Tensor) -> str | None:
     if tensor.layout != torch.strided:
         return f"of layout {tensor.layout}"
     if tensor.is_meta:
-        return "on the meta device (it has no values)"
+        return ON_META
+    if tensor.untyped_storage().nbytes() < _end(tensor):
+        return FREED
     return None if dtype_name(tensor.dtype) else f"of dtype {tensor.dtype}"
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Bytes that its storage must have."""
+    if tensor.numel() == 0:
+        return 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + reach + 1) * tensor.element_size()
 
 
 def tie_of(obj: torch.Tensor | NDArray[Any]) -> Hashable:

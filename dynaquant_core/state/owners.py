@@ -8,6 +8,7 @@ optimizer has groups, as a rule matrices that decay and vectors that do not, and
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
@@ -127,11 +128,22 @@ def _aligned(shapes: Mapping[int, set[Shape]], weights: Mapping[str, Shape]) -> 
     on both sides of it find some.
     """
     names, place, before, known = list(weights), 0, -1, True
+    places: dict[
+        Shape, list[int]
+    ] = {}  # ascending; a walk along the names would be quadratic where few match
+    for at, shape in enumerate(weights.values()):
+        places.setdefault(shape, []).append(at)
     found: dict[int, str] = {}
     for number, own in shapes.items():
         start = place + (number - before - 1 if known else 0)
-        at = next((at for at in range(start, len(names)) if weights[names[at]] in own), None)
+        at = min((at for shape in own for at in _first(places.get(shape, []), start)), default=None)
         before, known = number, at is not None
         if at is not None:
             found[number], place = names[at], at + 1
     return found
+
+
+def _first(places: Sequence[int], start: int) -> Sequence[int]:
+    """The first of ascending places that is not before ``start``, if there is one."""
+    at = bisect_left(places, start)
+    return places[at : at + 1]

@@ -35,6 +35,7 @@ class Fisher(Mapping[str, float]):
             name: kinds[square]
             for name, kinds in known.items()
             if (square := next((kind for kind in kinds if _averages_squares(kind)), None))
+            and kinds[square].is_floating_point()  # complex weights have complex squares
         }
         self._steps = {name: kinds["step"] for name, kinds in known.items() if "step" in kinds}
 

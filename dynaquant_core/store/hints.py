@@ -41,16 +41,9 @@ def hints_for(
         owned: what an optimizer holds of each weight.
 
     Raises:
-        ConfigError: ``gradients`` is no mapping of names to tensors.
+        ConfigError: ``gradients`` is no mapping of names to dense tensors of real floating-point numbers.
     """
-    good = gradients is None or isinstance(gradients, Mapping)
-    require(good, f"gradients must be a mapping of parameter name to tensor, got {type(gradients).__name__}.")
-    known = dict(gradients or {})
-    for name, value in known.items():
-        good = isinstance(name, str) and isinstance(value, Tensor)
-        require(
-            good, f"gradients must be tensors by parameter name, got {type(value).__name__} for {name!r:.80}."
-        )
+    known = _checked(gradients)
     owners = match_names(tensors, {name: tuple(value.shape) for name, value in known.items()})
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return Hints(
@@ -61,6 +54,25 @@ def hints_for(
         moments=_moments(tensors, owned or {}),
         models=_count(model, [tensors[name] for name in owned or {} if name in tensors]),
     )
+
+
+def _checked(gradients: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Those that a method can look into."""
+    good = gradients is None or isinstance(gradients, Mapping)
+    require(good, f"gradients must be a mapping of parameter name to tensor, got {type(gradients).__name__}.")
+    known = dict(gradients or {})
+    for name, value in known.items():
+        good = isinstance(name, str) and isinstance(value, Tensor)
+        require(
+            good, f"gradients must be tensors by parameter name, got {type(value).__name__} for {name!r:.80}."
+        )
+        good = value.layout == torch.strided and not value.is_meta and value.is_floating_point()
+        require(
+            good,
+            f"gradients must be dense tensors of real floating-point numbers, got {value.dtype} of layout "
+            f"{value.layout} on {value.device.type} for {name!r:.80}; leave that parameter out.",
+        )
+    return known
 
 
 def buffer_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[str]:

@@ -232,3 +232,11 @@ def test_zeros_stay_zeros_also_after_a_restore(tmp_path, share, metric, prune, d
             assert not found["table.weight"][0].any()
             if step < 5:
                 weights = {name: weight.float() for name, weight in found.items()}
+
+
+def test_centres_whose_distance_no_float32_holds(tmp_path):
+    """Warnings are errors in the tests."""
+    weight = torch.linspace(2e38, 3e38, 1024).reshape(32, 32)
+    weight[::2] *= -1
+    dq.save_file({"w": weight}, tmp_path / "far.dq", method="dynaquant", config=dq.Config(bins=4))
+    assert torch.allclose(dq.load_file(tmp_path / "far.dq")["w"], weight, rtol=0.3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from dynaquant_core.state import assign_roles, bare_name, flatten, owned_by
@@ -232,3 +234,23 @@ def test_names_of_thousands_of_parameters_are_looked_up(monkeypatch):
     found = owned_by(leaves, [leaf.name for leaf in leaves if not leaf.in_optimizer])
     assert [int(kinds["exp_avg"][0, 0]) for kinds in found.values()] == list(range(count))
     assert len(asked) <= 2 * count
+
+
+SHAPES = st.sampled_from([(2,), (3,), (2, 3)])
+
+
+@given(
+    st.dictionaries(st.integers(0, 30), st.sets(SHAPES, min_size=1, max_size=2)),
+    st.lists(SHAPES, max_size=20),
+)
+def test_each_number_gets_the_next_weight_of_one_of_its_shapes(own, shapes):
+    """The same as walking along all weights for each number."""
+    weights = {f"w{at}": shape for at, shape in enumerate(shapes)}
+    expected, place, before, known = {}, 0, -1, True
+    for number in sorted(own):
+        start = place + (number - before - 1 if known else 0)
+        at = next((at for at in range(start, len(shapes)) if shapes[at] in own[number]), None)
+        before, known = number, at is not None
+        if at is not None:
+            expected[number], place = f"w{at}", at + 1
+    assert owners_module._aligned({number: own[number] for number in sorted(own)}, weights) == expected

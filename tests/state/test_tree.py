@@ -167,6 +167,13 @@ class Point(NamedTuple):
 looped: list = []
 looped.append(looped)
 
+
+def freed():
+    tensor = torch.ones(2)
+    tensor.untyped_storage().resize_(0)  # as sharding frees what it has gathered
+    return tensor
+
+
 UNSUPPORTED = [
     {1, 2},
     object(),
@@ -186,6 +193,7 @@ UNSUPPORTED = [
     np.void(b"ab"),
     torch.eye(3).to_sparse(),
     torch.empty(2, device="meta"),
+    freed(),
     torch.qint8,
     torch.nn.Linear(1, 1),
     {"k" * 2000: torch.zeros(1)},

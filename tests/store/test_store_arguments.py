@@ -18,6 +18,30 @@ def test_gradients_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
         CheckpointStore(tmp_path).save(1, small_state(1), gradients={"w": 3})  # type: ignore[dict-item]
 
 
+@pytest.mark.parametrize("method", ["lattice", "dynaquant", "excp"])
+@pytest.mark.parametrize(
+    "gradient",
+    [torch.ones(2, 2).to_sparse(), torch.ones(2, 2, device="meta"), torch.ones(2, 2, dtype=torch.complex64)],
+    ids=["sparse", "meta", "complex"],
+)
+def test_gradients_that_have_no_numbers_to_look_at_are_refused(
+    tmp_path: Path, gradient: torch.Tensor, method: str
+) -> None:
+    store = CheckpointStore(tmp_path, method=method)
+    with pytest.raises(dq.ConfigError, match=r"gradients must be dense.*'w'"):
+        store.save(1, {"w": torch.ones(2, 2)}, gradients={"w": gradient})
+
+
+def test_squares_of_complex_weights_are_no_warning(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(4, 4, dtype=torch.complex64)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(2, 4, dtype=torch.complex64)).abs().sum().backward()
+    optimizer.step()
+    state = {"model": layer.state_dict(), "optimizer": optimizer.state_dict()}
+    CheckpointStore(tmp_path).save(1, state)
+    assert torch.equal(CheckpointStore(tmp_path).load()["model"]["weight"], layer.weight)
+
+
 @pytest.mark.parametrize("path", [None, 3, b"run", ["run"], "a\0b"])
 def test_what_is_no_path_is_refused_everywhere(tmp_path: Path, path: Any) -> None:
     filled(tmp_path)

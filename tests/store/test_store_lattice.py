@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,61 @@ def test_the_default_device_of_torch_does_not_matter(tmp_path: Path, method: str
         again.save(2, whole)
         loaded = CheckpointStore(tmp_path).load()
     assert loaded["model"]["1.weight"].device.type == "cpu"
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("default_dtype")
+@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal", "sparse", "second", "none"])
+@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
+def test_the_default_dtype_of_torch_does_not_matter(tmp_path: Path, method: str, moments: str) -> None:
+    run = Run()
+    run.train()
+    whole = run.numbered()
+    CheckpointStore(tmp_path / "usual", method=method, moments=moments).save(1, whole)
+    usual = CheckpointStore(tmp_path / "usual").load()
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        path = tmp_path / str(dtype)
+        CheckpointStore(path, method=method, moments=moments).save(1, whole)
+        assert is_same(CheckpointStore(path).load(), usual)
+        assert is_same(CheckpointStore(tmp_path / "usual").load(), usual)
+
+
+# -- a delta and then a key, both drafted in one save ------------------------------------------------
+
+
+def test_a_key_by_size_leaves_a_frozen_layer_where_it_is(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    CheckpointStore(tmp_path).save(0, {"frozen": noise(draw, 64, 64), "fc": noise(draw, 512, 256)})
+    store = CheckpointStore(tmp_path)
+    state = store.load()
+    frozen = state["frozen"].clone()
+    kinds = []
+    for step in range(1, 5):
+        state["fc"] = noise(draw, 512, 256) * (1 + step)
+        kinds.append(store.save(step, state, config=LatticeConfig(scale=0.3)).kind)
+        assert torch.equal(CheckpointStore(tmp_path).load(step)["frozen"], frozen)
+    assert "key" in kinds
+
+
+def test_a_key_by_size_where_rows_stayed(tmp_path: Path) -> None:
+    """Some tokens occurred after one restore and none after the next, and another layer moved far."""
+    draw = torch.Generator().manual_seed(0)
+    CheckpointStore(tmp_path).save(0, {"emb.weight": noise(draw, 64, 32), "fc.weight": noise(draw, 64, 64)})
+    for step in (1, 2, 3):
+        store = CheckpointStore(tmp_path)
+        state = store.load()
+        if step == 1:
+            state["emb.weight"][:8] += 0.3 * noise(draw, 8, 32)
+        state["fc.weight"] = noise(draw, 64, 64) * (1 + step)
+        store.save(step, state, config=LatticeConfig(scale=0.3))
+        assert torch.equal(CheckpointStore(tmp_path).load(step)["emb.weight"][8:], state["emb.weight"][8:])
+
+
+def noise(draw: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=draw)

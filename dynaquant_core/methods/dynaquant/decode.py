@@ -78,7 +78,7 @@ class Reader:
             centres = base.centres
         else:
             raise MissingBaseError(f"tensor {name}: uses its base's codebook, but no base holds one.")
-        ascending = np.isfinite(centres).all() and (np.diff(centres) > 0).all()
+        ascending = np.isfinite(centres).all() and (centres[1:] > centres[:-1]).all()
         if centres.size != row.bins or not ascending:
             raise CorruptFileError(f"tensor {name}: expected {row.bins} centres in ascending order.")
         return np.asarray(centres, dtype=np.float32)

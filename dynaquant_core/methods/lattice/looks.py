@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ def those(holds: Callable[[str], bool], names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name, yes in zip(asked, map_threads(holds, asked), strict=True) if yes)
 
 
-def found_once(what: str, hints: Hints, find: Callable[[], frozenset[str]]) -> frozenset[str]:
-    """Looks once a save, whatever the number of drafts."""
+def found_once(what: Hashable, hints: Hints, find: Callable[[], frozenset[str]]) -> frozenset[str]:
+    """Looks once a save for ``what``, whatever the number of drafts."""
     key = ("lattice", what)
     if key not in hints.scratch:
         hints.scratch[key] = find()

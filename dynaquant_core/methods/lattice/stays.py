@@ -83,7 +83,10 @@ def staying(
         and not (key and holds_rows(held.rows))
     }
     asked = [name for name, held in cells.items() if key or base.restored or held.factor < 1]
-    still = found_once("still", hints, lambda: those(lambda name: _is_still(cells[name], state[name]), asked))
+    # A save may draft a delta and a key: they ask for different tensors.
+    still = found_once(
+        ("still", key), hints, lambda: those(lambda name: _is_still(cells[name], state[name]), asked)
+    )
     stay: Collection[str] = still
     if not key and not base.restored and base.scale == scale:
         stay = cells.keys() - _outgrown(cells, state, scale, hints, bound)
