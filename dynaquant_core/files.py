@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from dynaquant_core.config import require
+from dynaquant_core.config import require, require_threshold
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.methods.base import Draft, Method
 from dynaquant_core.search.manager import Decision, Manager
@@ -77,6 +77,8 @@ def save_file(
         config is None or threshold is None,
         "save_file: config fixes what threshold searches for; give one of them.",
     )
+    if threshold is not None:
+        require_threshold("save_file", threshold)
     saving = begin_file(
         path_from("save_file: path", path),
         state,

@@ -22,8 +22,8 @@ from dynaquant_core.cli.folders import OutputSource
 from dynaquant_core.cli.messages import say
 from dynaquant_core.cli.output import Json, counted, emit, share, size, times, write_line
 from dynaquant_core.cli.progress import working
-from dynaquant_core.cli.source import PathArgument, StepOption, open_source
-from dynaquant_core.errors import NotAStoreError
+from dynaquant_core.cli.source import PathArgument, Source, StepOption, open_source
+from dynaquant_core.errors import CheckpointNotFoundError, NotAStoreError
 from dynaquant_core.methods.registry import require_own_config, resolve_method
 from dynaquant_core.plugins.rest import split
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
@@ -34,6 +34,9 @@ from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
 from dynaquant_core.store.native import read_native, step_of
 
 __all__ = ["compact", "export", "import_native"]
+
+#: Looks at a folder that changes meanwhile.
+LOOKS = 5
 
 OutOption = Annotated[
     Path,
@@ -69,14 +72,28 @@ def export(
         raise typer.BadParameter("give --best or --step, not both")
     require_another(out, path)
     write = resolve_exporter(to, out)
-    source = open_source(path)
     with working(f"exporting {path} to {out}"):
-        info = best_of(source.infos(), str(path)) if best else source.info(step)
-        state = source.whole(info.step, trust=trust)
+        source, info, state = looked_up(path, step, best=best, trust=trust)
         if write is to_safetensors:
             state, _ = split(state)  # frameworks put objects there that are no tensors
         write(state, out, **beside(write, source.folders().get(info.step)))
     write_line(f"{out}: step {info.step}" + (f", {figures(info)}" if best else ""))
+
+
+def looked_up(path: Path, step: int | None, *, best: bool, trust: bool) -> tuple[Source, CheckpointInfo, Any]:
+    """The step that is meant, read whole.
+
+    Where none is named, a run that goes on may retire the one that was found before it is read.
+    """
+    for _ in range(LOOKS):
+        source = open_source(path)
+        info = best_of(source.infos(), str(path)) if best else source.info(step)
+        try:
+            return source, info, source.whole(info.step, trust=trust)
+        except CheckpointNotFoundError:
+            if step is not None:
+                raise
+    raise CheckpointNotFoundError(f"{path} changes too fast to be read; name a step, or pin one.")
 
 
 def figures(info: CheckpointInfo) -> str:

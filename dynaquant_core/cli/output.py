@@ -152,11 +152,14 @@ def size(count: int) -> str:
     """Bytes for a reader, in powers of 1000.
 
     Example:
-        >>> size(999), size(1234), size(45_600_000)
-        ('999 B', '1.23 kB', '45.6 MB')
+        >>> size(999), size(1234), size(45_600_000), size(999_999)
+        ('999 B', '1.23 kB', '45.6 MB', '1 MB')
     """
-    power = min((len(str(abs(count))) - 1) // 3, len(UNITS) - 1)
-    return f"{count} B" if power == 0 else f"{count / 1000**power:.3g} {UNITS[power]}"
+    if abs(count) < 1000:
+        return f"{count} B"
+    rounded = abs(float(f"{count:.3g}"))  # before its unit is chosen: 999,999 is a million
+    power = min((len(str(int(rounded))) - 1) // 3, len(UNITS) - 1)
+    return f"{count / 1000**power:.3g} {UNITS[power]}"
 
 
 def share(value: float | None, digits: int = 2) -> str:

@@ -7,13 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dynaquant_core.errors import CheckpointNotFoundError, DynaQuantError, EmptyStoreError, NotAStoreError
+from dynaquant_core.errors import (
+    CheckpointNotFoundError,
+    DynaQuantError,
+    EmptyStoreError,
+    MissingBaseError,
+    NotAStoreError,
+)
 from dynaquant_core.files import load_file
 from dynaquant_core.format import FileReader
 from dynaquant_core.format.entries import SHARED, StreamEntry
 from dynaquant_core.plugins.checking import DiskUse
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
-from dynaquant_core.store.catalogue import Catalogue, read_entry
+from dynaquant_core.store.catalogue import Catalogue, Scan, read_entry
+from dynaquant_core.store.chain import chain_of
 
 __all__ = ["FileSource", "StoreSource", "tensor_table"]
 
@@ -79,8 +86,11 @@ class StoreSource:
 
     def tensors(self, step: int) -> list[dict[str, Any]]:
         """The tensors of a step."""
-        self._store.info(step)
-        return tensor_table(self._scan.current()[step].path)
+        entry = Catalogue(self._store.path).scan().current().get(step)  # a run may have saved meanwhile
+        if entry is None:
+            self._store.info(step)  # says what there is
+            raise CheckpointNotFoundError(f"step {step} came while the store was read; try again.")
+        return tensor_table(entry.path)
 
     def verify(self, *, deep: bool) -> list[str]:
         """Every file of the store, checked."""
@@ -125,12 +135,25 @@ class FileSource:
         self.info(step)
         if self._entry.base_digest is None:
             return load_file(self._path)
-        current = Catalogue(self._path.parent).scan().current()
-        if current[step].digest != self._entry.digest:
+        scan = self._with_bases()
+        current = scan.current()[step]
+        if current.digest != self._entry.digest:
             raise CheckpointNotFoundError(
-                f"{self._path}: step {step} was saved again as {current[step].path.name}; load that one."
+                f"{self._path}: step {step} was saved again as {current.path.name}; load that one."
             )
         return CheckpointStore(self._path.parent).load(step)
+
+    def _with_bases(self) -> Scan:
+        """The folder of a delta, with all that it builds on in it."""
+        scan = Catalogue(self._path.parent).scan()
+        if scan.by_digest(self._entry.digest) is None:
+            raise MissingBaseError(
+                f"{self._path}: builds on the checkpoint of step {self._entry.info.base_step}, and files are "
+                f"found by the names that a store gave them; give it its name back beside its base, or "
+                f"export it from its store."
+            )
+        chain_of(scan, self._entry)
+        return scan
 
     def whole(self, step: int, *, trust: bool) -> Any:  # noqa: ARG002 - a file holds no foreign objects
         """The same: a file holds all of a state."""
@@ -150,10 +173,12 @@ class FileSource:
         return tensor_table(self._path)
 
     def verify(self, *, deep: bool) -> list[str]:
-        """Every checksum; with ``deep`` everything decoded as well."""
+        """Every checksum, and that what it builds on is there; with ``deep`` everything decoded as well."""
         try:
             with FileReader(self._path) as reader:
                 reader.verify()
+            if self._entry.base_digest is not None:
+                self._with_bases()
             if deep:
                 self.load(self._entry.step)
         except DynaQuantError as error:

@@ -27,7 +27,7 @@ from dynaquant_core.plugins.rest import split
 from dynaquant_core.plugins.watched import Models, Optimizers, Watched
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.saving import Sealed
-from dynaquant_core.training.checkpointer import DISABLE
+from dynaquant_core.training.disabled import DISABLE, is_disabled
 from dynaquant_core.training.resume import search_state
 from dynaquant_core.training.tolerance import told
 
@@ -72,7 +72,7 @@ class PluginRun:
         framework: str,
         report: Callable[[CheckpointInfo], None] | None = None,
     ) -> None:
-        self.enabled = os.environ.get(DISABLE, "") in {"", "0"}
+        self.enabled = not is_disabled()
         self.last: CheckpointInfo | None = None
         self._framework, self._versions = framework, versions_of(framework)
         self._report = report

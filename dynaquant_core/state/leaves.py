@@ -136,7 +136,7 @@ def _end(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + reach + 1) * tensor.element_size()
+    return int(tensor.storage_offset() + reach + 1) * tensor.element_size()
 
 
 def tie_of(obj: torch.Tensor | NDArray[Any]) -> Hashable:

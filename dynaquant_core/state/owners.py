@@ -136,9 +136,10 @@ def _aligned(shapes: Mapping[int, set[Shape]], weights: Mapping[str, Shape]) -> 
     found: dict[int, str] = {}
     for number, own in shapes.items():
         start = place + (number - before - 1 if known else 0)
-        at = min((at for shape in own for at in _first(places.get(shape, []), start)), default=None)
-        before, known = number, at is not None
-        if at is not None:
+        following = [at for shape in own for at in _first(places.get(shape, []), start)]
+        before, known = number, bool(following)
+        if following:
+            at = min(following)
             found[number], place = names[at], at + 1
     return found
 

@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import re
+import stat
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -110,7 +111,9 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(temporary_name(path.name))
     with guarded("export to", path):
         try:
+            mode = _mode_of_new(temporary)
             write(temporary)
+            temporary.chmod(mode)  # safetensors writes for its owner only
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -119,6 +122,14 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
             with suppress(OSError):
                 temporary.unlink()
             raise
+
+
+def _mode_of_new(path: Path) -> int:
+    """What the system gives a new file here: nobody can ask for the umask without changing it."""
+    with path.open("xb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    path.unlink()
+    return mode
 
 
 def _plain(value: Any, path: tuple[str, ...]) -> Any:

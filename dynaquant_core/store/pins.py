@@ -14,8 +14,8 @@ from dynaquant_core.store.names import PINS_FILE
 
 __all__ = ["read_pins", "write_pins"]
 
-#: A larger file is not one of ours.
-MAX_BYTES = 1 << 20
+#: A larger file is not one of ours; a million pins fit.
+MAX_BYTES = 1 << 24
 
 
 def read_pins(folder: Path) -> frozenset[int]:
@@ -53,10 +53,15 @@ def write_pins(folder: Path, steps: Iterable[int]) -> None:
     """Replaces the pinned steps, durably.
 
     Raises:
-        StorageError: the system refused; the pins are as before.
+        StorageError: the system refused, or no reader would take so many; the pins are as before.
     """
-    text = json.dumps({"format": 1, "pins": sorted(steps)}, indent=1) + "\n"
-    write_atomically(folder / PINS_FILE, text.encode())
+    data = (json.dumps({"format": 1, "pins": sorted(steps)}, indent=1) + "\n").encode()
+    if len(data) > MAX_BYTES:
+        raise StorageError(
+            f"{str(folder / PINS_FILE)!r} would hold {len(data)} bytes of pins and may hold {MAX_BYTES}; "
+            f"unpin some steps first."
+        )
+    write_atomically(folder / PINS_FILE, data)
 
 
 def _damaged(path: Path, why: str) -> CorruptFileError:

@@ -8,13 +8,17 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from dynaquant_core.errors import DynaQuantError, SaveError
+from dynaquant_core.state.tree import MAX_DEPTH
 from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import by_name
 from dynaquant_core.training.rng import rng_state
-from dynaquant_core.training.subject import Subject, named
+from dynaquant_core.training.subject import Subject, full_name, named
 from dynaquant_core.training.versions import versions_of
 
-__all__ = ["capture", "model_state"]
+__all__ = ["EXTRA_VERSIONS", "capture", "model_state"]
+
+EXTRA_VERSIONS = "extra_versions"
 
 Item = TypeVar("Item")
 
@@ -25,10 +29,14 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
     Nothing is copied, and nothing of the run is changed: the tree's tensors are the live ones.
 
     Returns:
-        ``{"step", "model", "versions", "optimizer", "scheduler", "scaler", "extra", "rng"}``, without those
-        not given.  Names are free of wrappers' prefixes; optimizer state is by parameter name; a mapping of
-        several objects is a mapping of their states.  ``versions`` is what the models' state dictionaries
-        say beside their tensors (`versions_of`).
+        ``{"step", "model", "versions", "optimizer", "scheduler", "scaler", "extra", "extra_versions",
+        "rng"}``, without those not given.  Names are free of wrappers' prefixes, those in ``extra`` apart;
+        optimizer state is by parameter name; a mapping of several objects is a mapping of their states.
+        ``versions`` is what the models' state dictionaries say beside their tensors (`versions_of`), and
+        ``extra_versions`` the same of the modules in ``extra``.
+
+    Raises:
+        SaveError: an object's ``state_dict`` raised; names it.
 
     Example:
         >>> tree = capture(Subject(nn.Linear(2, 1)), 20)
@@ -36,7 +44,7 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
         (['step', 'model', 'versions', 'rng'], 20, ['weight', 'bias'])
     """
     names = parameter_names(subject.models)
-    states = {name: (model, model.state_dict()) for name, model in subject.models.items()}
+    states = {name: (model, _told("model", name, model)) for name, model in subject.models.items()}
     tree: dict[str, Any] = {
         "step": step,
         "model": _each(states, lambda pair: _canonical(*pair)),
@@ -45,11 +53,19 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
     if subject.optimizer is not None:
         tree["optimizer"] = _each(subject.optimizers, lambda optimizer: by_name(optimizer, names))
     if subject.scheduler is not None:
-        tree["scheduler"] = _each(named(subject.scheduler), lambda item: plain(item.state_dict()))
+        schedulers = named(subject.scheduler)
+        said = {name: plain(_told("scheduler", name, item)) for name, item in schedulers.items()}
+        tree["scheduler"] = _each(said, lambda state: state)
     if subject.scaler is not None:
-        tree["scaler"] = plain(subject.scaler.state_dict())
+        tree["scaler"] = plain(_told("scaler", "", subject.scaler))
     if subject.extra:
-        tree["extra"] = {name: plain(item.state_dict()) for name, item in subject.extra.items()}
+        extra = {name: _told("extra", name, item) for name, item in subject.extra.items()}
+        modules = {name: item for name, item in subject.extra.items() if isinstance(item, nn.Module)}
+        tree["extra"] = {name: plain(state) for name, state in extra.items()}
+        if modules:
+            tree[EXTRA_VERSIONS] = {
+                name: versions_of(item, extra[name], canonical=False) for name, item in modules.items()
+            }
     tree["rng"] = rng_state()
     return tree
 
@@ -68,18 +84,34 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return _canonical(model, model.state_dict())
 
 
+def _told(part: str, name: str, item: Any) -> Any:
+    """What an object says its state is."""
+    try:
+        return item.state_dict()
+    except DynaQuantError:
+        raise
+    except Exception as error:
+        raise SaveError(
+            f"{full_name(part, name)} could not tell its state ({type(error).__name__}: {error}); nothing "
+            f"was saved."
+        ) from error
+
+
 def _canonical(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     return {canonical_name(model, key): value for key, value in state.items()}
 
 
-def plain(state: Any) -> Any:
-    """Counters (`MultiStepLR` keeps one) as plain dictionaries; `restore` makes them counters again."""
+def plain(state: Any, depth: int = 0) -> Any:
+    """Counters (`MultiStepLR` keeps one) as plain dictionaries; `restore` makes them counters again.
+
+    What lies deeper than a checkpoint can hold stays as it is: the store says what is wrong with it.
+    """
     if isinstance(state, Counter):
         return dict(state)
-    if type(state) is dict:
-        return {key: plain(value) for key, value in state.items()}
-    if type(state) is list:
-        return [plain(value) for value in state]
+    if depth <= MAX_DEPTH and type(state) is dict:
+        return {key: plain(value, depth + 1) for key, value in state.items()}
+    if depth <= MAX_DEPTH and type(state) is list:
+        return [plain(value, depth + 1) for value in state]
     return state
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number, require_threshold
-from dynaquant_core.errors import SaveError, StateMismatchError, StoreNotEmptyError
+from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.disk import warn_of_unwritable
@@ -22,6 +22,7 @@ from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.threads import turn
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
+from dynaquant_core.training.disabled import DISABLE, is_disabled
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
 from dynaquant_core.training.movement import Start
@@ -38,12 +39,9 @@ from dynaquant_core.training.worker import Worker, await_all
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["DISABLE", "Checkpointer"]
+__all__ = ["Checkpointer"]
 
 logger = logging.getLogger(__name__)
-
-#: Environment variable that turns saving off when set to anything but "" and "0".
-DISABLE = "DYNAQUANT_DISABLE"
 
 
 class Checkpointer:
@@ -155,7 +153,7 @@ class Checkpointer:
         self._completed = 0
         self._closed = self._misfit = False
         self._requested_by: str | None = None
-        self._enabled = os.environ.get(DISABLE, "") in {"", "0"}
+        self._enabled = not is_disabled()
         if not self._enabled:
             logger.warning("%s is set: nothing is saved to %s", DISABLE, self.store.path)
         self._signals = SignalFlag(save_on if self._enabled else ())
@@ -341,8 +339,11 @@ class Checkpointer:
     def _restored(self, step: int | None, fresh: str | Iterable[str]) -> int:
         try:
             resumed = resume(self.store, self._subject, step, fresh)
-        except StateMismatchError:
-            self._misfit = True  # it was loaded, which alone would give the right to write here
+        except BaseException as error:
+            # It was loaded, which alone would give the right to write here; any other error of ours comes
+            # before that.  One that is not ours (Ctrl-C) may have come in the midst of it.
+            if isinstance(error, StateMismatchError) or not isinstance(error, DynaQuantError):
+                self._misfit = True
             raise
         self._misfit = False
         if self._enabled:
@@ -377,6 +378,6 @@ class Checkpointer:
     def _require_own_folder(self) -> None:
         if self._misfit:
             raise StoreNotEmptyError(
-                f"{str(self.store.path)!r} holds checkpoints that could not be restored into this run; "
-                f"save into another folder."
+                f"{str(self.store.path)!r} holds checkpoints that could not be restored into this run, or "
+                f"not to the end; call restore() again, or save into another folder."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.training.capture import model_state
+from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state
 from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
 from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
@@ -27,7 +27,7 @@ __all__ = ["put_back"]
 logger = logging.getLogger(__name__)
 
 #: What a checkpoint holds beside the states of a run's objects.
-BESIDE = frozenset({"step", "versions", "rng"})
+BESIDE = frozenset({"step", "versions", EXTRA_VERSIONS, "rng"})
 
 
 def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] = ()) -> None:
@@ -147,13 +147,18 @@ def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]
     for name, item in objects.items():
         if part == "scaler" and not stored[name]:
             continue
-        what, state = _called(part, name), _like(stored[name], item)
+        what, own = _called(part, name), item.state_dict()
+        state = _with_counters(stored[name], own)
         if part == "scheduler":
-            require_same_scheduler(state, item.state_dict(), what)
+            require_same_scheduler(state, own, what)
         if hasattr(item, "check_state_dict"):
             _ask(what, item, state)
         elif isinstance(item, nn.Module) and loads_plainly(item):
-            require_fit(what, misfits("", item.state_dict(), state, what))
+            require_fit(what, misfits("", own, state, what))
+        if part == "extra" and isinstance(item, nn.Module) and isinstance(state, Mapping):
+            versions = tree.get(EXTRA_VERSIONS)
+            said = versions.get(name) if isinstance(versions, Mapping) else None
+            state = as_state_dict(item, state, said, canonical=False)
         steps.append(_Step(what, item, state))
     return steps
 
@@ -211,16 +216,13 @@ def _parts(tree: Mapping[str, Any], part: str, objects: Mapping[str, Any]) -> di
     return {name: tree[part][name] for name in objects}
 
 
-def _like(stored: Any, item: Any) -> Any:
-    """The stored state with counters where the object's own state has them."""
-    return _with_counters(stored, item.state_dict())
-
-
 def _with_counters(stored: Any, own: Any) -> Any:
+    """The stored state with counters where the object's own state has them."""
     if isinstance(own, Counter):
         return Counter(stored)
     if isinstance(stored, dict) and isinstance(own, Mapping):
-        return {key: _with_counters(value, own.get(key)) for key, value in stored.items()}
+        kind = OrderedDict if isinstance(stored, OrderedDict) else dict
+        return kind((key, _with_counters(value, own.get(key))) for key, value in stored.items())
     if isinstance(stored, list) and isinstance(own, list) and len(stored) == len(own):
         return [_with_counters(*pair) for pair in zip(stored, own, strict=True)]
     return stored

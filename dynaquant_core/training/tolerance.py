@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from dynaquant_core.errors import DynaQuantError
 
 __all__ = ["told"]
@@ -15,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def told(*, raises: bool) -> Iterator[None]:
-    """Raises our own errors, or logs them; any other error is a bug and always raised.
+    """Raises our own errors and those of a full memory, or logs them; any other is a bug and always raised.
 
     Example:
         >>> with told(raises=False):
@@ -23,7 +25,7 @@ def told(*, raises: bool) -> Iterator[None]:
     """
     try:
         yield
-    except DynaQuantError as error:
+    except (DynaQuantError, MemoryError, torch.OutOfMemoryError) as error:
         if raises:
             raise
-        logger.warning("training goes on after a failed save: %s", error)
+        logger.warning("training goes on after a failed save: %s", str(error) or "memory is full")

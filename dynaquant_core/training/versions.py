@@ -25,12 +25,13 @@ __all__ = ["as_state_dict", "versions_of"]
 VERSION = "version"
 
 
-def versions_of(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+def versions_of(model: nn.Module, state: Any, *, canonical: bool = True) -> dict[str, Any]:
     """What a model's state dictionary says of its modules and a reader would not assume.
 
     Args:
         model: wrapped or not.
         state: its ``state_dict()``.
+        canonical: whether its names are stored without wrappers' prefixes; else as they are.
 
     Returns:
         Canonical path of a module ("" is the model) -> its version, or all that is said of it where that is
@@ -43,21 +44,27 @@ def versions_of(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
         >>> versions_of(model, model.state_dict())
         {'0': 2}
     """
-    names = {canonical_name(model, key) for key in state}
+    metadata = getattr(state, "_metadata", None)
+    if not isinstance(metadata, Mapping):
+        return {}
+    names = {canonical_name(model, key) for key in state} if canonical else set(state)
     found: dict[str, Any] = {}
-    for path, said in _by_path(model, getattr(state, "_metadata", {})).items():
+    for path, said in (_by_path(model, metadata) if canonical else metadata).items():
         held = {word: value for word, value in said.items() if _can_be_held(value)}
         if held != {VERSION: _assumed(path, names)}:
             found[path] = held[VERSION] if set(held) == {VERSION} else held
     return found
 
 
-def as_state_dict(model: nn.Module, stored: Mapping[str, Any], versions: Any) -> dict[str, Any]:
+def as_state_dict(
+    model: nn.Module, stored: Mapping[str, Any], versions: Any, *, canonical: bool = True
+) -> dict[str, Any]:
     """A stored state as the model's own ``load_state_dict`` takes it, with what was said of its modules.
 
     Args:
         model: the one that will load it, wrapped or not.
         stored: tensors by canonical name, those of the model.
+        canonical: as they were stored; else the names are as they are.
         versions: what `versions_of` gave when they were saved.  Anything but a mapping: the checkpoint is
             from before it was stored, and each module is taken to have had the version that it has now.
 
@@ -69,13 +76,13 @@ def as_state_dict(model: nn.Module, stored: Mapping[str, Any], versions: Any) ->
         >>> dict(as_state_dict(model, model.state_dict(), {"": 3})._metadata)
         {'': {'version': 3}}
     """
-    keys = canonical_keys(model)
+    keys = canonical_keys(model) if canonical else {name: name for name in stored}
     state = OrderedDict((keys[name], value) for name, value in stored.items())
     metadata = getattr(model.state_dict(), "_metadata", None)
     if metadata is None:
         return state
     if isinstance(versions, Mapping):
-        for path, said in _by_path(model, metadata).items():
+        for path, said in (_by_path(model, metadata) if canonical else metadata).items():
             was = versions.get(path, _assumed(path, stored))
             said.update(was if isinstance(was, Mapping) else {VERSION: was})
     state._metadata = metadata  # type: ignore[attr-defined]

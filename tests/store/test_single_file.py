@@ -81,6 +81,7 @@ def test_a_quality_to_maximise(tmp_path: Path) -> None:
     "options",
     [
         {"threshold": 0.1},
+        {"threshold": 1, "evaluate": error_of},
         {"evaluate": error_of},
         {"threshold": 0.1, "evaluate": error_of, "config": dq.Config()},
         {"threshold": -1.0, "evaluate": error_of},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections import OrderedDict
 from datetime import timedelta
 from importlib.metadata import EntryPoint
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore, exporters
+from dynaquant_core.store.export import to_pt, to_safetensors
 from tests.store.kit import exact_store, filled, is_same, small_state
 
 
@@ -160,3 +163,15 @@ def test_export_reads_a_quantised_checkpoint_as_load_does(tmp_path: Path) -> Non
     loaded = store.load(2)
     read = load_file(tmp_path / "out.safetensors")
     assert all(torch.equal(read[f"model.{name}"], tensor) for name, tensor in loaded["model"].items())
+
+
+def test_an_exported_file_is_readable_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    for write, name in ((to_pt, "a.pt"), (to_safetensors, "a.safetensors")):
+        for umask in (0o022, 0o027):
+            before = os.umask(umask)
+            try:
+                write({"a": torch.zeros(3)}, tmp_path / name)
+            finally:
+                os.umask(before)
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~umask
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "a.safetensors"]

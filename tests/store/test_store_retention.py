@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.store.budget import parse_budget
+from dynaquant_core.store.pins import read_pins, write_pins
 from dynaquant_core.store.retention import Policy, current, kept, needed, retired
 from tests.store.kit import checkpoint_files, exact_store, filled, is_same, small_state
 
@@ -256,3 +257,12 @@ def test_delete_removes_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     store.delete(30)
     assert store.verify() == []
     assert store.steps() == [10]
+
+
+def test_pins_are_written_only_as_they_can_be_read(tmp_path: Path) -> None:
+    many = range(10**6 - 200_000, 10**6)
+    write_pins(tmp_path, many)
+    assert read_pins(tmp_path) == frozenset(many)
+    with pytest.raises(dq.StorageError, match="unpin some steps"):
+        write_pins(tmp_path, range(10**7, 10**7 + 2 * 10**6))
+    assert read_pins(tmp_path) == frozenset(many)

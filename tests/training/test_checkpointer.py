@@ -166,6 +166,20 @@ def test_sigterm_saves_after_the_next_step(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("value", ["", "0", "false", "No", "off"])
+def test_dynaquant_disable_may_say_no(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("DYNAQUANT_DISABLE", value)
+    with dq.Checkpointer(tmp_path, *build()) as checkpoints:
+        checkpoints.save()
+    assert list(tmp_path.glob("*.dq"))
+
+
+def test_a_word_of_dynaquant_disable_that_says_neither_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNAQUANT_DISABLE", "flase")
+    with pytest.raises(dq.ConfigError, match=r"DYNAQUANT_DISABLE must be 1.*'flase'"):
+        dq.Checkpointer(tmp_path, *build())
+
+
 @pytest.mark.parametrize("value", ["1", "true"])
 def test_dynaquant_disable_turns_saving_off_but_not_restoring(tmp_path, monkeypatch, value):
     model, optimizer = build()

@@ -1,6 +1,9 @@
 import math
+import re
+import signal
 import subprocess
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -235,3 +238,95 @@ def test_where_every_bit_is_kept_no_configuration_is_named(tmp_path, caplog):
     with dq.Checkpointer(tmp_path, nn.Linear(32, 32), exact=("*",), moments="exact") as checkpoints:
         checkpoints.save()
     assert "fixed configuration" not in caplog.text
+
+
+def test_a_restore_that_ctrl_c_ended_gives_no_right_to_save(tmp_path):
+    """Half of one run and half of another would be the newest checkpoint of both."""
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, **EXACT) as checkpoints:
+        train(model, optimizer, checkpoints, 5)
+        checkpoints.save()
+    model, optimizer = build()
+    handle = optimizer.register_load_state_dict_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+    with dq.Checkpointer(tmp_path, model, optimizer, **EXACT) as checkpoints:
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.restore()
+        with pytest.raises(dq.StoreNotEmptyError, match="call restore"):
+            checkpoints.save()
+        assert checkpoints.store.newest().step == 5
+        handle.remove()
+        assert checkpoints.restore() == 5
+        train(model, optimizer, checkpoints, 1)
+        checkpoints.save()
+        checkpoints.wait()
+        assert checkpoints.store.newest().step == 6
+
+
+class Told:
+    """Something of a user's in ``extra``."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state() if callable(self.state) else self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def gone():
+    raise RuntimeError("a worker of the loader is gone")
+
+
+def held_by_itself():
+    state = {"deeper": {}}
+    state["deeper"]["again"] = state
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (gone, r"extra\.loader could not tell its state.*worker of the loader"),
+        (held_by_itself, "nested too deep"),
+    ],
+)
+def test_what_an_object_of_the_user_does_is_a_failed_save(tmp_path, caplog, state, words):
+    extra = {"loader": Told(state)}
+    checkpoints = dq.Checkpointer(tmp_path / "a", nn.Linear(4, 4), extra=extra)
+    with checkpoints, pytest.raises(dq.DynaQuantError, match=words):
+        checkpoints.save()
+    with dq.Checkpointer(
+        tmp_path / "b", nn.Linear(4, 4), every=1, on_error="warn", extra=extra
+    ) as checkpoints:
+        checkpoints.step()
+        assert re.search(words, caplog.text)
+        extra["loader"].state = {}
+        checkpoints.step()
+        checkpoints.wait()
+        assert checkpoints.store.steps() == [2]
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_a_full_memory_is_a_failed_save(tmp_path, caplog, error):
+    def full():
+        raise error
+
+    class Full(nn.Linear):
+        state_dict = property(lambda _: full)
+
+    with dq.Checkpointer(tmp_path, Full(4, 4), every=1, on_error="warn") as checkpoints:
+        checkpoints.step()
+    assert "training goes on after a failed save" in caplog.text
+
+
+def test_an_ordered_dictionary_comes_back_as_one(tmp_path):
+    """A cache that moves what was used to the end lives by it."""
+    cache = Told(OrderedDict(a=1, b=[OrderedDict(c=2)]))
+    for _ in range(2):
+        with dq.Checkpointer(tmp_path, nn.Linear(2, 2), extra={"cache": cache}) as checkpoints:
+            checkpoints.restore(fresh="extra.cache")
+            checkpoints.save()
+    assert type(cache.state) is OrderedDict
+    assert type(cache.state["b"][0]) is OrderedDict

@@ -174,3 +174,25 @@ def test_a_module_that_refuses_an_older_version_still_says_so():
     tree["versions"]["2"] = 0
     with pytest.raises(StateMismatchError, match="version should be 1 or 2, not 0"):
         put_back(run, tree)
+
+
+@pytest.mark.parametrize("middle", [Scale, Strict])
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.optim.swa_utils.AveragedModel, wrapped])
+def test_a_module_in_extra_is_migrated_no_more_often(tmp_path, middle, wrap):
+    """An average of the weights, of which a state dictionary says as much as of the model."""
+    average = wrap(net(middle))
+    with dq.Checkpointer(tmp_path, nn.Linear(1, 1), extra={"ema": average}, **EXACT) as checkpoints:
+        checkpoints.save()
+    again = wrap(net(middle, value=7.0))
+    with dq.Checkpointer(tmp_path, nn.Linear(1, 1), extra={"ema": again}, **EXACT) as checkpoints:
+        checkpoints.restore()
+    assert bits(again.state_dict()) == bits(average.state_dict())
+    assert again.state_dict()._metadata == average.state_dict()._metadata
+
+
+def test_modules_in_extra_of_older_checkpoints_are_taken_to_be_of_today():
+    average, again = net(), net(value=7.0)
+    tree = capture(Subject(nn.Linear(1, 1), extra={"ema": average}), 0)
+    del tree["extra_versions"]
+    put_back(Subject(nn.Linear(1, 1), extra={"ema": again}), tree)
+    assert torch.equal(again[2].scale, average[2].scale)
