@@ -6,11 +6,11 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.programs import run
 
 ROOT = Path(__file__).parents[1]
 KILLED = 9
@@ -128,15 +128,7 @@ def sweep(
 
 def report_of(module: str, scenario: str, folder: Path) -> dict[str, Any]:
     """What a program says of a scenario: operations and kills; there must be no broken promise in it."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, scenario, str(folder)],
-        cwd=ROOT,
-        env=os.environ | ONE_THREAD,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    done = run(["-m", module, scenario, folder], env=os.environ | ONE_THREAD)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["broken"] == []

@@ -20,13 +20,14 @@ RANKS = "tests.plugins.ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("two")
-    return play(RANKS, folder, 2, "shared", "raises", "leader_raises", "leader_hangs", "reduced", store="tcp")
+    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced")
+    return play(RANKS, folder, 2, *acts, store="tcp", forked=True)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("four")
-    return play(RANKS, folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged")
+    return play(RANKS, folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged", forked=True)
 
 
 @pytest.fixture(params=[2, 4])
@@ -74,7 +75,7 @@ def test_in_steady_state_a_round_holds_the_reference_and_the_last_best(job: tupl
 
 @pytest.mark.slow
 def test_eight_ranks_choose_as_one_and_in_one_round(tmp_path: Path) -> None:
-    found = play(RANKS, tmp_path, 8, "many")["many"]
+    found = play(RANKS, tmp_path, 8, "many", forked=True)["many"]
     same_as_alone(found)
     one_round_in_steady_state(found)
     lone = found[0]["saves"][0]["alone"]["calls"]
@@ -140,7 +141,7 @@ def test_after_a_failure_the_next_search_works(job: tuple[int, Found]) -> None:
 
 @pytest.mark.parametrize(("act", "store"), [("dies", "file"), ("leader_dies", "tcp")])
 def test_a_rank_that_dies_is_named(act: str, store: str, tmp_path: Path) -> None:
-    found = play(RANKS, tmp_path, 2, act, store=store)[act]
+    found = play(RANKS, tmp_path, 2, act, store=store, forked=True)[act]
     assert len(found) == 1
     who = 0 if act == "leader_dies" else 1
     for rank in found:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from dynaquant_core.plugins import describe, find_checkpoints
 from tests.plugins.kit import checkpoint
 from tests.plugins.life import EVERY, KEPT
+from tests.programs import Program
 
 ROOT = Path(__file__).parents[2]
 STEPS = 60
@@ -20,19 +19,11 @@ KILLS = 3
 ONE_THREAD = {"DYNAQUANT_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def life(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.plugins.life", str(folder), str(STEPS)]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | ONE_THREAD,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def life(folder: Path) -> Program:
+    return Program(["-m", "tests.plugins.life", folder, STEPS], env=os.environ | ONE_THREAD)
 
 
-def ended(process: subprocess.Popen[str]) -> str:
+def ended(process: Program) -> str:
     """Where it began and its digest."""
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

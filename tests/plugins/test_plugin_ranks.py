@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dynaquant_core.plugins import describe, find_checkpoints, read_tree
 from tests.plugins.ranks_life import FAILS_AT, NEWCOMER_AT
+from tests.programs import Program
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {
@@ -25,14 +24,7 @@ SETTINGS = {
 def together(folder: Path, ranks: int) -> list[dict]:
     """Runs every rank; what each of them printed."""
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.plugins.ranks_life", str(folder), str(rank), str(ranks)],
-            cwd=ROOT,
-            env=os.environ | SETTINGS,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Program(["-m", "tests.plugins.ranks_life", folder, rank, ranks], env=os.environ | SETTINGS)
         for rank in range(ranks)
     ]
     try:

@@ -1,25 +1,18 @@
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run
 
 ROOT = Path(__file__).parents[2]
 
 
 def live(folder, steps, kill_at=0, seed=0, method="dynaquant"):
     """Runs one life; returns its exit code and what it printed."""
-    command = [sys.executable, "-m", "tests.training.life", str(folder), str(steps), str(kill_at)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"SEED": str(seed), "METHOD": method},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = ["-m", "tests.training.life", folder, steps, kill_at]
+    done = run(words, env=os.environ | {"SEED": str(seed), "METHOD": method})
     return done.returncode, dict(line.split() for line in done.stdout.splitlines()), done.stderr
 
 

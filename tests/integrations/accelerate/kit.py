@@ -2,8 +2,6 @@
 
 import os
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dynaquant_accelerate import install
 from tests.integrations import scaler
 from tests.integrations.killing import bits
+from tests.programs import Program
 
 ROOT = Path(__file__).parents[3]
 
@@ -127,11 +126,8 @@ def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-def python(*words, env=None, **more):
+def python(*words, env=None):
     """Starts a Python process that finds the packages of this tree."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
     given = os.environ | {"PYTHONPATH": paths} | (env or {})
-    command = [sys.executable, *map(str, words)]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more
-    )
+    return Program(words, env=given, needs=("accelerate",))

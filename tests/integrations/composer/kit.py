@@ -19,6 +19,7 @@ from dynaquant_composer import DynaQuantCallback
 from dynaquant_composer.folder import SHOWN
 from dynaquant_composer.pointer import folder_of
 from tests.integrations.killing import bits
+from tests.programs import Program
 
 ROOT = Path(__file__).parents[3]
 
@@ -108,10 +109,17 @@ def never_shown(file):
     (folder_of(file) / SHOWN).unlink()
 
 
-def python(*words, env=None, **more):
+def python(*words, **more):
     """Starts a Python process that finds the packages of this tree."""
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
-    given = os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"} | (env or {})
-    command = [sys.executable, *map(str, words)]
     options = {"cwd": ROOT, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-    return subprocess.Popen(command, env=given, **options)
+    return subprocess.Popen([sys.executable, *map(str, words)], env=environment(), **options)
+
+
+def program(*words, env=None):
+    """The same, where a process need not import Composer itself."""
+    return Program(words, env=environment() | (env or {}), needs=("composer",))
+
+
+def environment():
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"}

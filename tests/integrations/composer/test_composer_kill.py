@@ -3,7 +3,7 @@
 import pytest
 
 from dynaquant_core.plugins import describe, find_checkpoints
-from tests.integrations.composer.kit import EXACT, everything, fit, ours, python
+from tests.integrations.composer.kit import EXACT, everything, fit, ours, program
 from tests.integrations.killing import digest_of, outcome, survive
 
 BATCHES = 36
@@ -13,7 +13,7 @@ def survived(folder, kills, seed):
     """The digest of a run that was killed so often."""
 
     def live(delay):
-        return outcome(python("-m", "tests.integrations.composer.life", folder, BATCHES, delay))
+        return outcome(program("-m", "tests.integrations.composer.life", folder, BATCHES, delay))
 
     def committed():
         return max((describe(found).step for found in find_checkpoints(folder)), default=0)

@@ -4,7 +4,7 @@ import socket
 
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core.plugins import read_tree
-from tests.integrations.composer.kit import names, python
+from tests.integrations.composer.kit import names, program
 
 
 def together(*words, ranks=2):
@@ -15,7 +15,7 @@ def together(*words, ranks=2):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     shared |= {"NODE_RANK": 0, "OMP_NUM_THREADS": 1}
     jobs = [
-        python(
+        program(
             "-m",
             "tests.integrations.composer.apart",
             *words,

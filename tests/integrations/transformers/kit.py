@@ -12,6 +12,8 @@ import torch
 from sklearn.datasets import load_digits
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+from tests.programs import Program
+
 ROOT = Path(__file__).parents[3]
 
 #: Pixel values and one token that begins an image.
@@ -118,7 +120,16 @@ def checkpoints(folder):
 
 def python(*words, **more):
     """Runs a Python process that finds the packages of this tree."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)], cwd=ROOT, env=environment(), text=True, **more
+    )
+
+
+def program(*words, env):
+    """The same, where a process need not import the Trainer itself."""
+    return Program(words, env=environment() | env, needs=("transformers.trainer",))
+
+
+def environment():
     paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths} | more.pop("env", {})
-    options = {"cwd": ROOT, "env": environment, "text": True} | more
-    return subprocess.Popen([sys.executable, *map(str, words)], **options)
+    return os.environ | {"PYTHONPATH": paths}

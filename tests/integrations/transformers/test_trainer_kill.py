@@ -1,6 +1,5 @@
 """SIGKILL at random moments of training and of saving; then the Trainer's own argument."""
 
-import multiprocessing
 import random
 import time
 
@@ -9,14 +8,14 @@ import pytest
 from dynaquant_core.plugins import is_checkpoint
 from tests.integrations.transformers.kit import checkpoints
 from tests.integrations.transformers.life import live
+from tests.programs import CONTEXT, serve
 
 
 @pytest.fixture(scope="module")
 def processes():
     """Each process begins as a copy of one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.integrations.transformers.life"])
-    return context
+    serve(["tests.integrations.transformers.life"])
+    return CONTEXT
 
 
 def life(processes, *arguments):

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from dynaquant_core.plugins import describe
-from tests.integrations.transformers.kit import checkpoints, names, python
+from tests.integrations.transformers.kit import checkpoints, names, program
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,11 @@ def said(folder):
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     jobs = [
-        python(
+        program(
             "-m",
             "tests.integrations.transformers.ranks",
             folder,
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=-1,
-            stderr=-1,
         )
         for rank in range(2)
     ]

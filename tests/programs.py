@@ -1,0 +1,165 @@
+"""Python programs in processes of their own that need not import torch, and a framework, again.
+
+Seconds of a short life go into imports, and tests kill hundreds of lives.  The standard library's server
+imports once and forks; each program is a process as any other all the same, with nothing in it that another
+one made, and a SIGKILL is one.  What a test asks of the interpreter itself (how it starts, how it ends, what
+it imports) it asks of a real one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+from typing_extensions import Self
+
+from tests.project.tree import ROOT
+
+CONTEXT = multiprocessing.get_context("forkserver")
+
+#: What all of them import; `torch._dynamo` comes with every optimizer.
+USUAL = ("torch._dynamo", "dynaquant_core.training", "dynaquant_core.plugins", "dynaquant_core.coding.choose")
+
+_imported: set[str] = set()
+
+
+class Program:
+    """``python WORD...`` in a forked process; what of `subprocess.Popen` tests use.
+
+    Args:
+        words: "-m", a module and its arguments, or "-c" and a text.
+        env: the whole environment.
+        needs: what to import before the fork.
+    """
+
+    def __init__(
+        self, words: Sequence[object], *, env: Mapping[str, str] | None = None, needs: Sequence[str] = ()
+    ) -> None:
+        serve(needs)
+        (read_out, out), (read_err, err) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
+        given = dict(os.environ if env is None else env)
+        self._process = CONTEXT.Process(target=_run, args=([str(word) for word in words], given, out, err))
+        self._process.start()
+        out.close()
+        err.close()
+        self.stdout, self.stderr = _as_text(read_out), _as_text(read_err)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As of `subprocess`: -9 where it was killed."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The same."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """SIGKILL, if it lives."""
+        self._process.kill()
+
+    def send_signal(self, number: int) -> None:
+        """Any signal."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Everything that it has still to say."""
+        errors: list[str] = []
+        reader = threading.Thread(target=lambda: errors.append(self.stderr.read()))
+        reader.start()
+        watch = threading.Timer(timeout or 3600, self.kill)
+        watch.start()
+        said = self.stdout.read()
+        reader.join()
+        self._process.join()
+        watch.cancel()
+        self.stdout.close()
+        self.stderr.close()
+        return said, errors[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.join()
+        self.stdout.close()
+        self.stderr.close()
+
+
+def run(words: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` with captured text."""
+    program = Program(words, **options)
+    said, errors = program.communicate(timeout=500)
+    assert program.returncode is not None
+    return subprocess.CompletedProcess(list(map(str, words)), program.returncode, said, errors)
+
+
+def serve(needs: Sequence[str]) -> None:
+    """A server that has imported what is needed; one that has not is left to end with its children."""
+    wanted = {*USUAL, *needs}
+    if wanted <= _imported:
+        return
+    _imported.update(wanted)
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    CONTEXT.set_forkserver_preload([*USUAL, *sorted(_imported.difference(USUAL))])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), str(ROOT / "integrations"), *([before] if before else [])]
+    )
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _as_text(reader: Connection) -> IO[str]:
+    """A pipe's end as a file of text."""
+    number = os.dup(reader.fileno())
+    reader.close()
+    return os.fdopen(number, encoding="utf-8", errors="replace")
+
+
+def _run(words: list[str], env: dict[str, str], out: Connection, err: Connection) -> None:
+    """In the process: becomes the program."""
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(ROOT)
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    out.close()
+    err.close()
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    kind, what, *arguments = words
+    try:
+        if kind == "-m":
+            sys.argv = [what, *arguments]
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = ["-c", *arguments]
+            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    finally:
+        sys.stdout.flush()
