@@ -4,9 +4,6 @@ import copy
 import io
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +12,8 @@ import dynaquant_core as dq
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory import samo
 from tests.memory.samo_nets import OPTIMIZERS, conv, equal, gpt, loss_of
+from tests.programs import run
 from tests.training.models import EXACT
-
-ROOT = Path(__file__).parents[2]
 
 
 def build(seed=0, net=gpt, **options):
@@ -74,17 +70,8 @@ def test_the_mask_is_stored_once_in_one_bit_a_weight():
 
 def live(folder, steps, kill_at=0, seed=0, *options):
     """Runs one life; returns its exit code and what it printed."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.memory.samo_life",
-        str(folder),
-        str(steps),
-        str(kill_at),
-        *options,
-    ]
-    env = os.environ | {"SEED": str(seed), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    words = ["-m", "tests.memory.samo_life", folder, steps, kill_at, *options]
+    done = run(words, env=os.environ | {"SEED": str(seed), "OMP_NUM_THREADS": "1"})
     return done.returncode, dict(line.split() for line in done.stdout.splitlines()), done.stderr
 
 

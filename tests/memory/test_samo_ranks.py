@@ -2,13 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import Program
 
 
 @pytest.fixture(scope="module")
@@ -16,13 +13,9 @@ def told(tmp_path_factory):
     """What each of two ranks said."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.memory.samo_ranks", str(store), str(rank), "2"],
-            cwd=ROOT,
+        Program(
+            ["-m", "tests.memory.samo_ranks", store, rank, 2],
             env=os.environ | {"OMP_NUM_THREADS": "1", "DYNAQUANT_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for rank in range(2)
     ]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ import dynaquant_core as dq
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory import smaq
 from tests.memory.nets import bits, mlp, rows, train
+from tests.programs import run as run_program
 
 
 def adamw(model):
@@ -56,14 +54,8 @@ def test_a_state_of_another_format_is_refused_before_the_run_is_touched(tmp_path
 
 
 def live(folder, kill_at=-1):
-    words = ["-m", "tests.memory.life", str(folder), "12", str(kill_at)]
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = run_program(
+        ["-m", "tests.memory.life", folder, 12, kill_at], env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     return done.returncode, dict(line.split() for line in done.stdout.splitlines()), done.stderr
 

@@ -13,7 +13,6 @@ from tests.plugins.kit import checkpoint
 from tests.plugins.life import EVERY, KEPT
 from tests.programs import Program
 
-ROOT = Path(__file__).parents[2]
 STEPS = 60
 KILLS = 3
 ONE_THREAD = {"DYNAQUANT_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

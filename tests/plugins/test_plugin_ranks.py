@@ -12,7 +12,6 @@ from dynaquant_core.plugins import describe, find_checkpoints, read_tree
 from tests.plugins.ranks_life import FAILS_AT, NEWCOMER_AT
 from tests.programs import Program
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "DYNAQUANT_THREADS": "1",
     "OMP_NUM_THREADS": "1",

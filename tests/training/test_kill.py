@@ -1,12 +1,9 @@
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.programs import run
-
-ROOT = Path(__file__).parents[2]
 
 
 def live(folder, steps, kill_at=0, seed=0, method="dynaquant"):
