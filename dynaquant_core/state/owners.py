@@ -128,9 +128,8 @@ def _aligned(shapes: Mapping[int, set[Shape]], weights: Mapping[str, Shape]) -> 
     on both sides of it find some.
     """
     names, place, before, known = list(weights), 0, -1, True
-    places: dict[
-        Shape, list[int]
-    ] = {}  # ascending; a walk along the names would be quadratic where few match
+    # Ascending places of each shape: a walk along the names would be quadratic where few numbers match.
+    places: dict[Shape, list[int]] = {}
     for at, shape in enumerate(weights.values()):
         places.setdefault(shape, []).append(at)
     found: dict[int, str] = {}
