@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.programs import run
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = os.environ | {
@@ -13,18 +13,16 @@ ENVIRONMENT = os.environ | {
 }
 
 
-def said_by(module, folder, timeout):
+def said_by(module, folder):
     """The last line of a job of two ranks."""
-    command = [sys.executable, "-m", f"tests.integrations.lightning.{module}", folder]
-    done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    words = ["-m", f"tests.integrations.lightning.{module}", folder]
+    done = run(words, env=ENVIRONMENT, needs=["lightning.pytorch"])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_two_ranks(tmp_path):
-    said = said_by("pair", tmp_path, timeout=300)
+    said = said_by("pair", tmp_path)
     failure = said.pop("failure")
     assert "rank 1" in failure
     assert "the second rank has had enough" in failure
@@ -42,7 +40,7 @@ def test_two_ranks(tmp_path):
 
 
 def test_gradients_may_travel_in_two_bits(tmp_path):
-    said = said_by("two_bit_pair", tmp_path, timeout=120)
+    said = said_by("two_bit_pair", tmp_path)
     ((first, second), dense) = said["two_bit"], said["dense"]
     assert first["digest"] == second["digest"] != dense[0]["digest"]
     assert [rank["sent"] for rank in (first, second)] == [said["step"]] * 2 == [40, 40]
@@ -51,6 +49,6 @@ def test_gradients_may_travel_in_two_bits(tmp_path):
 
 def test_fabric_searches_on_one_rank_with_a_module_that_broadcasts_its_buffers(tmp_path):
     """Its forward pass would wait for ranks that are in ``fabric.save`` already."""
-    said = said_by("fabric_pair", tmp_path, timeout=120)
+    said = said_by("fabric_pair", tmp_path)
     assert said.pop("evaluations") > 2
     assert said == {"step": 4, "broadcasts": True}
