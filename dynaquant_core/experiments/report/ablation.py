@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynaquant_core.experiments.figures import by_setting, figures
 from dynaquant_core.experiments.price import Figure, Run, method_label, varied_label
 from dynaquant_core.experiments.report.measured import bins_rows, coder_rows, draw_bins, draw_coders
+from dynaquant_core.experiments.report.palette import looks
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, percent
 from dynaquant_core.experiments.restores import unplanned
@@ -122,7 +123,9 @@ def draw_axis(canvas: Canvas, runs: Sequence[Run]) -> None:
     trained = any(figures(run)["final_degradation"] is not None for run in runs)
     panels = PANELS | ({"final degradation (%)": ("final_degradation", 100.0)} if trained else {})
     values, names = _values(runs), _lines(runs)
-    for axes, (title, (number, factor)) in zip(canvas.subplots(1, len(panels)), panels.items(), strict=True):
+    drawn = looks(runs, lambda run: names[_line(run)])
+    places = canvas.subplots(1, len(panels))
+    for axes, (title, (number, factor)) in zip(places, panels.items(), strict=True):
         for line, label in names.items():
             mine = [run for run in runs if _line(run) == line]
             found = [
@@ -133,7 +136,8 @@ def draw_axis(canvas: Canvas, runs: Sequence[Run]) -> None:
                 [place for place, _ in known],
                 [factor * figure.mean for _, figure in known],
                 [factor * (figure.spread or 0.0) for _, figure in known],
-                marker="o",
+                color=drawn[label].colour,
+                marker=drawn[label].mark,
                 capsize=3,
                 label=label,
             )
@@ -141,7 +145,8 @@ def draw_axis(canvas: Canvas, runs: Sequence[Run]) -> None:
         axes.set_xlabel(runs[0]["axis"]["key"])
         axes.set_title(title, fontsize="small")
     if len(names) > 1:
-        axes.legend(frameon=False, fontsize="x-small")
+        handles = places[0].get_legend_handles_labels()
+        canvas.legend(*handles, frameon=False, fontsize="small", loc="outside lower center", ncols=3)
 
 
 def axis_text(run: Run) -> str:
