@@ -91,10 +91,20 @@ def test_stop_need_not_wait_for_one_that_begins(endless: str, log: BinaryIO) -> 
     assert codes == [-signal.SIGKILL]
 
 
+def the_server() -> psutil.Process:
+    """Of this process's children; other tests may have left theirs."""
+    (server,) = (
+        child
+        for child in psutil.Process().children()
+        if "dynaquant_core.experiments.forkserver" in child.cmdline()
+    )
+    return server
+
+
 def test_a_server_that_dies_takes_its_children_along_and_is_replaced(endless: str, log: BinaryIO) -> None:
     with Children() as children:
         child = begun(children, endless, log)
-        (server,) = psutil.Process().children()
+        server = the_server()
         server.kill()
         assert ended(child) is None
         deadline = time.monotonic() + 30
@@ -108,7 +118,7 @@ def test_a_server_that_dies_takes_its_children_along_and_is_replaced(endless: st
 def test_a_run_whose_server_dies_says_so_and_goes_on_later(tiny_file: Path) -> None:
     def kill(progress: Progress) -> None:
         if progress.step > 10:
-            (server,) = psutil.Process().children()
+            server = the_server()
             server.kill()
 
     job = Job(Path("out"), expand(load_experiment(tiny_file, ["steps=100000"]))[0], saves=False)
