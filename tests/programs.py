@@ -20,6 +20,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
+import psutil
 from typing_extensions import Self
 
 from tests.project.tree import ROOT
@@ -163,3 +164,15 @@ def _run(words: list[str], env: dict[str, str], out: Connection, err: Connection
             exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
     finally:
         sys.stdout.flush()
+
+
+def children_that_run(module: str) -> list[psutil.Process]:
+    """This process's living children that run a module; other tests may have left children of their own."""
+    return [child for child in psutil.Process().children() if module in _words_of(child)]
+
+
+def _words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended
+        return []

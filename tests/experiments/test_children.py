@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import psutil
 import pytest
 
 from dynaquant_core.errors import ExperimentError
@@ -23,6 +22,9 @@ from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.supervisor import Progress, complete
 from tests.kill_shim import ONE_THREAD
+from tests.programs import children_that_run
+
+SERVER = "dynaquant_core.experiments.forkserver"
 
 
 @pytest.fixture
@@ -91,20 +93,10 @@ def test_stop_need_not_wait_for_one_that_begins(endless: str, log: BinaryIO) -> 
     assert codes == [-signal.SIGKILL]
 
 
-def the_server() -> psutil.Process:
-    """Of this process's children; other tests may have left theirs."""
-    (server,) = (
-        child
-        for child in psutil.Process().children()
-        if "dynaquant_core.experiments.forkserver" in child.cmdline()
-    )
-    return server
-
-
 def test_a_server_that_dies_takes_its_children_along_and_is_replaced(endless: str, log: BinaryIO) -> None:
     with Children() as children:
         child = begun(children, endless, log)
-        server = the_server()
+        (server,) = children_that_run(SERVER)
         server.kill()
         assert ended(child) is None
         deadline = time.monotonic() + 30
@@ -118,8 +110,8 @@ def test_a_server_that_dies_takes_its_children_along_and_is_replaced(endless: st
 def test_a_run_whose_server_dies_says_so_and_goes_on_later(tiny_file: Path) -> None:
     def kill(progress: Progress) -> None:
         if progress.step > 10:
-            server = the_server()
-            server.kill()
+            for server in children_that_run(SERVER):
+                server.kill()
 
     job = Job(Path("out"), expand(load_experiment(tiny_file, ["steps=100000"]))[0], saves=False)
     job.write()

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import yaml
@@ -20,6 +19,7 @@ from dynaquant_core.experiments import Progress, events, run_experiment
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.output import claim
 from dynaquant_core.store.store import CheckpointStore
+from tests.programs import children_that_run
 
 STAGES = {"collector", "held", "search", "draft", "encode", "commit"}
 EXACT = ["method=exact", "moments=exact"]
@@ -241,7 +241,7 @@ def test_a_process_that_dies_is_told_and_its_log_is_where_that_says(
 ) -> None:
     def kill(progress: Progress) -> None:
         if progress.step > 10:
-            (server,) = psutil.Process().children()
+            (server,) = children_that_run("dynaquant_core.experiments.forkserver")
             (child,) = server.children()
             child.kill()
 
