@@ -240,16 +240,21 @@ def test_where_every_bit_is_kept_no_configuration_is_named(tmp_path, caplog):
     assert "fixed configuration" not in caplog.text
 
 
-def test_a_restore_that_ctrl_c_ended_gives_no_right_to_save(tmp_path):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_a_restore_that_a_signal_ended_gives_no_right_to_save(tmp_path, end):
     """Half of one run and half of another would be the newest checkpoint of both."""
+
+    def interrupt(*_):
+        raise end  # as handlers do
+
     model, optimizer = build()
     with dq.Checkpointer(tmp_path, model, optimizer, **EXACT) as checkpoints:
         train(model, optimizer, checkpoints, 5)
         checkpoints.save()
     model, optimizer = build()
-    handle = optimizer.register_load_state_dict_pre_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+    handle = optimizer.register_load_state_dict_pre_hook(interrupt)
     with dq.Checkpointer(tmp_path, model, optimizer, **EXACT) as checkpoints:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(end):
             checkpoints.restore()
         with pytest.raises(dq.StoreNotEmptyError, match="call restore"):
             checkpoints.save()
