@@ -1,6 +1,5 @@
 import math
 import re
-import signal
 import subprocess
 import sys
 from collections import OrderedDict
