@@ -12,7 +12,6 @@ from typing import Any
 
 from tests.programs import run
 
-ROOT = Path(__file__).parents[1]
 KILLED = 9
 
 #: Functions through which a store or a plugin changes the disk.

@@ -19,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import IO, Any
+from unittest.mock import patch
 
 import psutil
+import torch
 from typing_extensions import Self
 
 from tests.project.tree import ROOT
@@ -37,8 +39,8 @@ class Program:
     """``python WORD...`` in a forked process; what of `subprocess.Popen` tests use.
 
     Args:
-        words: "-m", a module and its arguments, or "-c" and a text.
-        env: the whole environment.
+        words: "-m", a module and its arguments.
+        env: the whole environment; of what libraries read as they are imported, the number of threads counts.
         needs: what to import before the fork.
     """
 
@@ -46,9 +48,10 @@ class Program:
         self, words: Sequence[object], *, env: Mapping[str, str] | None = None, needs: Sequence[str] = ()
     ) -> None:
         serve(needs)
+        self.words = [str(word) for word in words]
         (read_out, out), (read_err, err) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
         given = dict(os.environ if env is None else env)
-        self._process = CONTEXT.Process(target=_run, args=([str(word) for word in words], given, out, err))
+        self._process = CONTEXT.Process(target=_run, args=(self.words, given, out, err))
         self._process.start()
         out.close()
         err.close()
@@ -61,32 +64,21 @@ class Program:
         """As of `subprocess`: -9 where it was killed."""
         return self._process.exitcode
 
-    def poll(self) -> int | None:
-        """The same."""
-        return self._process.exitcode
-
     def kill(self) -> None:
         """SIGKILL, if it lives."""
         self._process.kill()
 
-    def send_signal(self, number: int) -> None:
-        """Any signal."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Everything that it has still to say.
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code."""
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-        return self._process.exitcode
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Everything that it has still to say."""
+        Raises:
+            subprocess.TimeoutExpired: it was still there; it is killed, which is no end of its own.
+        """
         errors: list[str] = []
         reader = threading.Thread(target=lambda: errors.append(self.stderr.read()))
+        late = threading.Event()
+        watch = threading.Timer(timeout, lambda: (late.set(), self.kill()))
         reader.start()
-        watch = threading.Timer(timeout or 3600, self.kill)
         watch.start()
         said = self.stdout.read()
         reader.join()
@@ -94,6 +86,8 @@ class Program:
         watch.cancel()
         self.stdout.close()
         self.stderr.close()
+        if late.is_set():
+            raise subprocess.TimeoutExpired(self.words, timeout, said, errors[0])
         return said, errors[0]
 
     def __enter__(self) -> Self:
@@ -111,7 +105,7 @@ def run(words: Sequence[object], **options: Any) -> subprocess.CompletedProcess[
     program = Program(words, **options)
     said, errors = program.communicate(timeout=500)
     assert program.returncode is not None
-    return subprocess.CompletedProcess(list(map(str, words)), program.returncode, said, errors)
+    return subprocess.CompletedProcess(program.words, program.returncode, said, errors)
 
 
 def serve(needs: Sequence[str]) -> None:
@@ -122,17 +116,9 @@ def serve(needs: Sequence[str]) -> None:
     _imported.update(wanted)
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     CONTEXT.set_forkserver_preload([*USUAL, *sorted(_imported.difference(USUAL))])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), str(ROOT / "integrations"), *([before] if before else [])]
-    )
-    try:
+    paths = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))):
         forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 def _as_text(reader: Connection) -> IO[str]:
@@ -154,14 +140,12 @@ def _run(words: list[str], env: dict[str, str], out: Connection, err: Connection
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    kind, what, *arguments = words
+    if "OMP_NUM_THREADS" in env:
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
+    _, module, *arguments = words
+    sys.argv = [module, *arguments]
     try:
-        if kind == "-m":
-            sys.argv = [what, *arguments]
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = ["-c", *arguments]
-            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         sys.stdout.flush()
 

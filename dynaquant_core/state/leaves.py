@@ -126,17 +126,9 @@ def _problem(tensor: torch.Tensor) -> str | None:
         return f"of layout {tensor.layout}"
     if tensor.is_meta:
         return ON_META
-    if tensor.untyped_storage().nbytes() < _end(tensor):
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
         return FREED
     return None if dtype_name(tensor.dtype) else f"of dtype {tensor.dtype}"
-
-
-def _end(tensor: torch.Tensor) -> int:
-    """Bytes that its storage must have."""
-    if tensor.numel() == 0:
-        return 0
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(tensor.storage_offset() + reach + 1) * tensor.element_size()
 
 
 def tie_of(obj: torch.Tensor | NDArray[Any]) -> Hashable:

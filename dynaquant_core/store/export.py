@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 import re
-import stat
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,6 +83,8 @@ def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
     _separate(tensors)
 
     def write(temporary: Path) -> None:
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode  # what the umask lets; safetensors writes for its owner only
         try:
             save_file(tensors, temporary, metadata={"format": "pt"})
         except (SafetensorError, ValueError, KeyError) as error:
@@ -91,6 +92,7 @@ def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
             if refused:
                 raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
             raise UnsupportedStateError(f"safetensors cannot hold this state: {error}.") from error
+        temporary.chmod(mode)
 
     _replace(Path(path), write)
     logger.info("%s holds the %d tensors; numbers and text beside them were left out", path, len(tensors))
@@ -111,9 +113,7 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(temporary_name(path.name))
     with guarded("export to", path):
         try:
-            mode = _mode_of_new(temporary)
             write(temporary)
-            temporary.chmod(mode)  # safetensors writes for its owner only
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -122,14 +122,6 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
             with suppress(OSError):
                 temporary.unlink()
             raise
-
-
-def _mode_of_new(path: Path) -> int:
-    """What the system gives a new file here: nobody can ask for the umask without changing it."""
-    with path.open("xb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-    path.unlink()
-    return mode
 
 
 def _plain(value: Any, path: tuple[str, ...]) -> Any:

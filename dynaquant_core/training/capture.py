@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
@@ -44,22 +45,30 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
         (['step', 'model', 'versions', 'rng'], 20, ['weight', 'bias'])
     """
     names = parameter_names(subject.models)
-    states = {name: (model, _told("model", name, model)) for name, model in subject.models.items()}
+    states = {
+        name: (model, _asked("model", name, model.state_dict)) for name, model in subject.models.items()
+    }
     tree: dict[str, Any] = {
         "step": step,
-        "model": _each(states, lambda pair: _canonical(*pair)),
-        "versions": _each(states, lambda pair: versions_of(*pair)),
+        "model": _one_or_all({name: _canonical(*pair) for name, pair in states.items()}),
+        "versions": _one_or_all({name: versions_of(*pair) for name, pair in states.items()}),
     }
     if subject.optimizer is not None:
-        tree["optimizer"] = _each(subject.optimizers, lambda optimizer: by_name(optimizer, names))
+        tree["optimizer"] = _one_or_all(
+            {
+                name: _asked("optimizer", name, partial(by_name, optimizer, names))
+                for name, optimizer in subject.optimizers.items()
+            }
+        )
     if subject.scheduler is not None:
         schedulers = named(subject.scheduler)
-        said = {name: plain(_told("scheduler", name, item)) for name, item in schedulers.items()}
-        tree["scheduler"] = _each(said, lambda state: state)
+        tree["scheduler"] = _one_or_all(
+            {name: plain(_asked("scheduler", name, item.state_dict)) for name, item in schedulers.items()}
+        )
     if subject.scaler is not None:
-        tree["scaler"] = plain(_told("scaler", "", subject.scaler))
+        tree["scaler"] = plain(_asked("scaler", "", subject.scaler.state_dict))
     if subject.extra:
-        extra = {name: _told("extra", name, item) for name, item in subject.extra.items()}
+        extra = {name: _asked("extra", name, item.state_dict) for name, item in subject.extra.items()}
         modules = {name: item for name, item in subject.extra.items() if isinstance(item, nn.Module)}
         tree["extra"] = {name: plain(state) for name, state in extra.items()}
         if modules:
@@ -84,10 +93,10 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return _canonical(model, model.state_dict())
 
 
-def _told(part: str, name: str, item: Any) -> Any:
-    """What an object says its state is."""
+def _asked(part: str, name: str, state: Callable[[], Item]) -> Item:
+    """What one of the user's objects says its state is."""
     try:
-        return item.state_dict()
+        return state()
     except DynaQuantError:
         raise
     except Exception as error:
@@ -115,8 +124,6 @@ def plain(state: Any, depth: int = 0) -> Any:
     return state
 
 
-def _each(objects: Mapping[str, Item], state: Callable[[Item], Any]) -> Any:
+def _one_or_all(states: Mapping[str, Any]) -> Any:
     """The state of a single object (named ""), or of several by name."""
-    if set(objects) == {""}:
-        return state(objects[""])
-    return {name: state(item) for name, item in objects.items()}
+    return states[""] if set(states) == {""} else states

@@ -11,9 +11,8 @@ __all__ = ["DISABLE", "is_disabled"]
 #: Environment variable.
 DISABLE = "DYNAQUANT_DISABLE"
 
-WORDS = {"": False, "0": False, "false": False, "no": False, "off": False} | dict.fromkeys(
-    ("1", "true", "yes", "on"), True
-)
+YES = ("1", "true", "yes", "on")
+NO = ("", "0", "false", "no", "off")
 
 
 def is_disabled() -> bool:
@@ -29,7 +28,7 @@ def is_disabled() -> bool:
     said = os.environ.get(DISABLE, "")
     word = said.strip().lower()
     require(
-        word in WORDS,
+        word in YES + NO,
         f"{DISABLE} must be 1 (nothing is saved) or 0, found {said!r:.80}; set it to one, or unset it.",
     )
-    return WORDS[word]
+    return word in YES

@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dynaquant_core.cli.stored import StoreSource
-from dynaquant_core.store import CheckpointInfo, CheckpointStore
+from dynaquant_core.store import CheckpointStore
 from dynaquant_core.training import Checkpointer
 from tests.cli.words import Shell, checkpoint_files, training_state
 
@@ -340,38 +339,3 @@ def test_a_delta_under_another_name_says_that_its_base_is_not_there(
         outcome = shell(*words)
         assert outcome.status == 1
         assert "step 10" in outcome.out
-
-
-def test_export_of_the_newest_goes_on_where_a_run_retires_it(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = CheckpointStore(tmp_path / "store", keep_last=1, max_chain=0)
-    writer.save(1, training_state())
-    info = StoreSource.info
-
-    def late(self: StoreSource, step: int | None = None) -> CheckpointInfo:
-        found = info(self, step)
-        if writer.steps() == [1]:
-            writer.save(2, training_state(2))
-        return found
-
-    monkeypatch.setattr(StoreSource, "info", late)
-    told = shell("export", tmp_path / "store", "-o", tmp_path / "a.pt")
-    assert told.status == 0
-    assert "step 2" in told.out
-
-
-def test_tensors_of_a_checkpoint_that_came_meanwhile(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = CheckpointStore(tmp_path / "store")
-    writer.save(1, training_state())
-    begin = StoreSource.__init__
-
-    def late(self: StoreSource, folder: Path) -> None:
-        begin(self, folder)
-        writer.save(2, training_state(2))
-
-    monkeypatch.setattr(StoreSource, "__init__", late)
-    told = shell("show", tmp_path / "store", "--tensors", "--json").json()
-    assert told["step"] == 2

@@ -14,7 +14,8 @@ from dynaquant_core.methods.lc import Lc
 from dynaquant_core.store import CheckpointStore
 from tests.store.kit import checkpoint_files, exact_store, is_same, small_state
 from tests.store.merging import TWO, state_of
-from tests.store.test_store_lattice import Run, lattice_store
+from tests.store.small_run import Run
+from tests.store.test_store_lattice import lattice_store
 
 
 def bases(store: CheckpointStore) -> list[int | None]:

@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import dynaquant_core as dq
 from dynaquant_core.config import LatticeConfig
 from dynaquant_core.store import CheckpointStore
-from dynaquant_core.training.capture import capture
-from dynaquant_core.training.subject import Subject
 from tests.store.kit import checkpoint_files, is_same
-
-
-class Run:
-    """A small network in training; its state as a trainer would save it."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Embedding(50, 64), nn.Linear(64, 96), nn.ReLU(), nn.LayerNorm(96), nn.Linear(96, 50)
-        )
-        self.model.register_buffer("table", torch.linspace(0, 1, 96))
-        self.model.register_buffer("odd", torch.tensor([1.0, float("nan")] * 200).view(20, 20))
-        self.model.register_buffer("steps", torch.tensor(0))
-        self.model.register_buffer("scale", torch.tensor(0.25))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3)
-        self.step = 0
-
-    def train(self, steps: int = 3) -> int:
-        """Trains on; returns the number of steps so far."""
-        for _ in range(steps):
-            generator = torch.Generator().manual_seed(self.step)
-            tokens = torch.randint(0, 50, (32,), generator=generator)
-            loss = nn.functional.cross_entropy(self.model(tokens), (3 * tokens + 1) % 50)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            self.step += 1
-            self.model.steps += 1
-        return self.step
-
-    def named(self) -> dict[str, Any]:
-        """As the project's own trainer names things."""
-        tree = capture(Subject(self.model, self.optimizer), self.step)
-        return {key: tree[key] for key in ("model", "optimizer", "step")}
-
-    def numbered(self) -> dict[str, Any]:
-        """As torch names things."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step}
-
-    def resume(self, state: dict[str, Any]) -> None:
-        """Goes on from a numbered state."""
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step = state["step"]
+from tests.store.small_run import Run
 
 
 def lattice_store(path: Path, **options: Any) -> CheckpointStore:
@@ -283,48 +236,6 @@ def test_a_frozen_backbone_is_not_written_again_to_spare_the_adapter_some_bytes(
             adapter += torch.randn(8, 512, generator=draw)
         sizes = [store.info(step).stored_bytes for step in store.steps()]
         assert max(sizes[1:]) < 0.01 * sizes[0]
-
-
-@pytest.mark.parametrize(
-    "method", ["lattice", "dynaquant", "cnr", "qd", "gobo", "topn", "scar", "lc", "excp"]
-)
-@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal", "sparse"])
-def test_the_default_device_of_torch_does_not_matter(tmp_path: Path, method: str, moments: str) -> None:
-    run = Run()
-    run.train()
-    whole = run.numbered()
-    with torch.device("meta"):  # stands for any that is not the tensors' own
-        store = CheckpointStore(tmp_path, method=method, moments=moments)
-        store.save(1, whole)
-        store.load()
-        again = CheckpointStore(tmp_path)
-        again.resume()
-        again.save(2, whole)
-        loaded = CheckpointStore(tmp_path).load()
-    assert loaded["model"]["1.weight"].device.type == "cpu"
-
-
-@pytest.fixture
-def default_dtype() -> Iterator[None]:
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.usefixtures("default_dtype")
-@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal", "sparse", "second", "none"])
-@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
-def test_the_default_dtype_of_torch_does_not_matter(tmp_path: Path, method: str, moments: str) -> None:
-    run = Run()
-    run.train()
-    whole = run.numbered()
-    CheckpointStore(tmp_path / "usual", method=method, moments=moments).save(1, whole)
-    usual = CheckpointStore(tmp_path / "usual").load()
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        torch.set_default_dtype(dtype)
-        path = tmp_path / str(dtype)
-        CheckpointStore(path, method=method, moments=moments).save(1, whole)
-        assert is_same(CheckpointStore(path).load(), usual)
-        assert is_same(CheckpointStore(tmp_path / "usual").load(), usual)
 
 
 # -- a delta and then a key, both drafted in one save ------------------------------------------------
