@@ -189,7 +189,8 @@ def test_an_axis_is_named_and_has_a_line_for_each_setting(canvas: Any) -> None:
     draw_axis(canvas, runs)
     assert {axes.get_xlabel() for axes in canvas.axes} == {"method.bits"}
     told = ["1%, 0 unplanned", "1.04%, 0 unplanned", "1%, 1 unplanned"]
-    assert words(canvas.axes[-1].get_legend().get_texts()) == told
+    (legend,) = canvas.legends
+    assert words(legend.get_texts()) == told
     assert [row["setting"] for row in axis_rows(runs)] == [*told, told[0]]
 
 
