@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import nn
 
 from dynaquant_core.memory import smaq
-from tests.memory.nets import OFF, mlp, rows, train
+from tests.memory.nets import OFF, ONLY_MAPS, mlp, rows, train
 
 
 @pytest.mark.filterwarnings("default:The .grad attribute")  # Dynamo asks hooked maps for it
@@ -69,3 +70,13 @@ def test_a_compiled_step_is_coded_alike():
         return model[0].weight.unique().numel(), handle.report()["gradient"]["tensors"]
 
     assert life(compiled=True) == life(compiled=False)
+
+
+def test_a_layer_is_a_part_of_one_graph():
+    """What is asked of every operation must not keep a compiler from taking it."""
+    counted = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    model = mlp()
+    with smaq.apply(model, **ONLY_MAPS):
+        torch.compile(model, backend=counted)(rows()[0]).sum().backward()
+    assert (counted.frame_count, counted.op_count) == (1, len(model))

@@ -14,7 +14,7 @@ from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.memory import smaq
 from dynaquant_core.memory.smaq import SmaQ, cpu_path
 from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count
-from dynaquant_core.memory.smaq.levels import Levels, gap_at
+from dynaquant_core.memory.smaq.levels import Levels, gaps_at
 from dynaquant_core.memory.smaq.looks import PlainLook
 from dynaquant_core.memory.smaq.statistics import Statistics, ends_of
 from tests.memory.nets import ONLY_MAPS
@@ -72,13 +72,16 @@ def test_codes_do_not_hang_on_the_default_dtype():
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(here, there, strict=True))
 
 
-def test_values_in_a_gap_that_is_cut_are_spread_alike():
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.01, math.inf), (-math.inf, 1.905), (0.01, 1.905), (1.903, 1.905)]
+)
+def test_values_in_gaps_that_are_cut_are_spread_alike(low, high):
     from dynaquant_core.memory.smaq.device import path
 
-    values, levels, statistics = normal(5000).abs() + 0.01, Levels(), Statistics(0.9, 0.6)
-    gap = gap_at(levels, 0.9, 0.6, float(values.min()))
-    assert gap is not None
-    here, there = (side.encode(values, levels, statistics, 7, gap) for side in (cpu_path, path))
+    values, levels = normal(5000).clamp(max(low, -9.0), min(high, 9.0)), Levels()
+    gaps, statistics = gaps_at(levels, 0.9, 0.6, low, high), Statistics(0.9, 0.6)
+    assert gaps is not None
+    here, there = (side.encode(values, levels, statistics, 7, gaps) for side in (cpu_path, path))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(here, there, strict=True))
     plain = cpu_path.encode(values, levels, statistics, 7)
     assert not all(torch.equal(mine, other) for mine, other in zip(here, plain, strict=True))

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dynaquant_core.memory.smaq.attention import ATTENTION, AttentionCall
+from dynaquant_core.memory.smaq.entangled import (
+    ENTANGLED,
+    GRIDS,
+    ORDERED,
+    SOFTMAX,
+    Everything,
+    GridCall,
+    Nothing,
+    is_extreme,
+)
 from dynaquant_core.memory.smaq.norms import NORMS, NormCall
 
 __all__ = ["Calls"]
 
+#: Compiled, they save other tensors, of which nothing is known.
+UNCOMPILED = ATTENTION | ENTANGLED | SOFTMAX
+
+#: What is known of a call, where it is not compiled.
+KNOWN = NORMS | GRIDS | ORDERED
+
 
 class Calls(TorchFunctionMode):
-    """While it is entered, `spares` knows what is saved by a call of attention or of a norm.
+    """While it is entered, `spares` knows what is saved by a call that needs some of it as it is.
 
     It says so instead of changing saved-tensor hooks, so that activation checkpointing and a user's own
     hooks inside of the model go on seeing what they saw.  A compiled model calls attention between its
@@ -27,17 +43,17 @@ class Calls(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._told: tuple[Any, ...] | None = None
-        self._call: AttentionCall | NormCall | None = None
+        self._call: Needs | None = None
         self._uncompiled: Any = torch.compiler.disable(_noted)  # type: ignore[no-untyped-call]
         _leave_uncompiled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Calls it; attention and norms as `spares` wants to know."""
-        if func in ATTENTION:
+        """Calls it; what `spares` wants to know of as it has to be called."""
+        if func in UNCOMPILED or (func in ORDERED and is_extreme(func, args, kwargs or {})):
             return self._uncompiled(self, func, args, kwargs or {})
-        if func in NORMS and not torch.compiler.is_compiling():
+        if func in KNOWN and not torch.compiler.is_compiling():
             return _noted(self, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
@@ -46,9 +62,29 @@ class Calls(TorchFunctionMode):
         if self._told is None:
             return False
         if self._call is None:  # torch has looked at the arguments by now
-            kind = AttentionCall if self._told[0] in ATTENTION else NormCall
-            self._call = kind.of(*self._told)
+            self._call = needs_of(*self._told)
         return self._call.needs(tensor)
+
+
+class Needs(Protocol):
+    """A call that is under way."""
+
+    def needs(self, tensor: Tensor) -> bool:
+        """Whether a tensor that it saves must stay exact."""
+        ...
+
+
+def needs_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needs:
+    """What is known of a call that torch has taken."""
+    if func in ATTENTION:
+        return AttentionCall.of(func, args, kwargs)
+    if func in GRIDS:
+        return GridCall.of(args, kwargs)
+    if func in SOFTMAX:
+        return Nothing()
+    if func in ENTANGLED or (func in ORDERED and is_extreme(func, args, kwargs)):
+        return Everything()
+    return NormCall.of(func, args, kwargs)
 
 
 def _noted(mode: Calls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

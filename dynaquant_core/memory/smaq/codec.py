@@ -3,7 +3,7 @@
 Guarantee, for z = (x - mean) / std and the default SmaQ(6, 8): |error| < 2 std / 31 where |z| <= 1 and
 < std / 63 where 1 < |z| <= 2, up to roundings to float32 and to the tensor's dtype; beyond 2 the value is
 clamped to it.  Rounding is stochastic: each value that is not clamped is right on average to 2^-15 of a gap,
-also where decoded values are kept from going below a tensor's lowest.
+also where decoded values are kept inside of a tensor's own range.
 In other widths and walls the bounds are `Levels.bounds`.
 """
 
@@ -24,16 +24,19 @@ from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from dynaquant_core.memory.smaq import zeros
 from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count, chunk_sizes
 from dynaquant_core.memory.smaq.format import require_floating, require_generator
-from dynaquant_core.memory.smaq.levels import Floats, Gap, Levels, gap_at
+from dynaquant_core.memory.smaq.levels import Floats, Gaps, Levels, gaps_at
 from dynaquant_core.memory.smaq.looks import Look, PlainLook, look_at
 from dynaquant_core.memory.smaq.sides import side_of
 from dynaquant_core.memory.smaq.statistics import METHODS, Ends, Method, Statistics
 
 __all__ = ["PackedCodes", "SmaQ"]
 
-#: Mean and standard deviation, float32 each; the same again where a lowest value is stored with them.
+#: Mean and standard deviation, float32 each; as much for an end that levels would go beyond.
 STATISTICS_BYTES: Final = 8
-FLOOR_BYTES: Final = 4
+END_BYTES: Final = 4
+
+#: Ends that keep nothing in.
+OPEN: Final = Ends(-math.inf, math.inf)
 
 #: Logarithms of second moments are clamped twice as far out: a step divides by their root.
 LOG_REACH: Final = 2
@@ -47,15 +50,15 @@ class Survey:
         look: at what is coded, flat: the tensor, without kept zeros, or its logarithm.
         mask: of those that are not zero; None: none was kept.
         statistics: of that.
-        floor: no decoded value is below it; None: any may be.
-        gap: the one between two levels that the floor cuts.
+        ends: no decoded value is beyond them.
+        gaps: those between two levels that the ends cut.
     """
 
     look: Look
     mask: Tensor | None
     statistics: Statistics
-    floor: float | None
-    gap: Gap | None = None
+    ends: Ends = OPEN
+    gaps: Gaps | None = None
 
 
 class _Known:
@@ -76,7 +79,7 @@ class PackedCodes(_Known):
         mask, inner, outer: uint8 tensors on the device: flags of outliers, codes of inliers and of outliers.
         counts: int16[chunks] on the CPU: outliers of each chunk.
         zeros: uint8 mask of the values that are not zero; None: all values are coded.
-        floor: no decoded value is below it.
+        ends: no decoded value is beyond them; infinite where no level is.
     """
 
     form: SmaQ
@@ -90,14 +93,14 @@ class PackedCodes(_Known):
     outer: Tensor
     counts: Tensor
     zeros: Tensor | None
-    floor: float | None
+    ends: Ends
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that is stored."""
         stored = [self.mask, self.inner, self.outer, self.counts]
         stored += [] if self.zeros is None else [self.zeros]
-        return sum(part.nbytes for part in stored) + header_bytes(self.floor)
+        return sum(part.nbytes for part in stored) + header_bytes(self.ends)
 
     @property
     def chunks(self) -> int:
@@ -130,7 +133,7 @@ class PackedCodes(_Known):
             size = min(wanted.stop * CHUNK, self.count) - wanted.start * CHUNK
             return constant(self.form, self.statistics, max(size, 0), self.dtype, self.device)
         self._require_whole()
-        levels, tables = self.form.levels, tables_of(self.form, self.statistics, self.floor, self.dtype)
+        levels, tables = self.form.levels, tables_of(self.form, self.statistics, self.ends, self.dtype)
         parts = (self.mask, self.inner, self.outer, self.counts)
         side = side_of(self.device)
         values: Tensor = side.read(*parts, levels, tables, self.count, wanted, self.dtype)
@@ -177,8 +180,9 @@ class SmaQ:
         statistics: ``"exact"``, ``"sample"`` or ``"range"``; see `statistics.measure`.
         sample: values that ``"sample"`` looks at.
         keep_zeros: exact zeros come back as zero where a tensor has no negative values, or one zero in 64;
-            and no value of a tensor without negative ones comes back as zero or less (ours); False: every
-            value is coded, as published.
+            and no value comes back as less than a tensor's lowest or more than its highest, so that what is
+            inside the domain of a logarithm or a root stays there (ours); False: every value is coded, and
+            levels may go beyond, as published.
         logarithm: codes log2 of values that are not negative: their ratio to the true ones is bounded (ours).
 
     Raises:
@@ -228,9 +232,9 @@ class SmaQ:
             nothing = torch.empty(0, dtype=torch.uint8, device=device)
             parts = (nothing, nothing, nothing, torch.empty(0, dtype=torch.int16))
         else:
-            parts = found.look.encode(self.levels, found.statistics, draw_key(generator), found.gap)
+            parts = found.look.encode(self.levels, found.statistics, draw_key(generator), found.gaps)
         about = (tensor.shape, tensor.dtype, device, found.statistics, size)
-        packed = PackedCodes(self, *about, *parts, found.mask, found.floor)
+        packed = PackedCodes(self, *about, *parts, found.mask, found.ends)
         WHOLE.add(packed)
         return packed
 
@@ -239,14 +243,14 @@ class SmaQ:
     ) -> tuple[Tensor, int, Statistics | None]:
         """What `encode` and `decode` give, and the bytes between them; see `format.Format.settle`."""
         found = self._survey(tensor, generator, statistics)
-        size, stored = found.look.values.numel(), header_bytes(found.floor)
+        size, stored = found.look.values.numel(), header_bytes(found.ends)
         stored += 0 if found.mask is None else found.mask.nbytes
         if found.statistics.std == 0:
             values = constant(self, found.statistics, size, tensor.dtype, tensor.device)
         else:
-            tables = tables_of(self, found.statistics, found.floor, tensor.dtype)
+            tables = tables_of(self, found.statistics, found.ends, tensor.dtype)
             given = self.levels, found.statistics, draw_key(generator), tables, tensor.dtype
-            values, outliers = found.look.settle(*given, found.gap)
+            values, outliers = found.look.settle(*given, found.gaps)
             stored += self._bytes(size, outliers)
         return zeros.join(values, found.mask, tensor.numel()).view(tensor.shape), stored, found.statistics
 
@@ -261,21 +265,23 @@ class SmaQ:
         require_generator(generator)
         flat = tensor.detach().reshape(-1).contiguous()
         if not flat.numel():
-            return Survey(PlainLook(flat, Ends(0.0, 0.0)), None, Statistics(0.0, 0.0), None)
+            return Survey(PlainLook(flat, Ends(0.0, 0.0)), None, Statistics(0.0, 0.0))
         fresh = given is None and self.statistics == "exact" and not self.logarithm
-        look, mask, floor = look_at(flat, self.levels if fresh else None), None, None
+        look, mask = look_at(flat, self.levels if fresh else None), None
         if self.keep_zeros or self.logarithm:
             look, mask = look.without_zeros()
-            floor = look.ends.low if look.ends.low > 0 else None
         if self.logarithm and look.values.numel():
-            look, floor = self._logarithms(look), None
+            look = self._logarithms(look)
         ends = look.ends
         if ends.low == ends.high or not look.values.numel():
-            return Survey(look, mask, Statistics.of(ends.low, 0.0), None)
+            return Survey(look, mask, Statistics.of(ends.low, 0.0))
         if given is None or given.std == 0:
             given = look.statistics(self.statistics, self.sample, generator)
-        gap = None if floor is None else gap_at(self.levels, given.mean, given.std, floor)
-        return Survey(look, mask, given, floor, gap)
+        if not self.keep_zeros or self.logarithm:
+            return Survey(look, mask, given)
+        ends = within_reach(ends, self.levels, given)
+        gaps = None if ends == OPEN else gaps_at(self.levels, given.mean, given.std, ends.low, ends.high)
+        return Survey(look, mask, given, ends, gaps)
 
     def _logarithms(self, look: Look) -> Look:
         if look.ends.low < 0:
@@ -296,9 +302,16 @@ class SmaQ:
 levels_of = lru_cache(maxsize=64)(Levels)
 
 
-def header_bytes(floor: float | None) -> int:
+def header_bytes(ends: Ends) -> int:
     """Bytes of the statistics."""
-    return STATISTICS_BYTES + (0 if floor is None else FLOOR_BYTES)
+    return STATISTICS_BYTES + END_BYTES * sum(math.isfinite(end) for end in (ends.low, ends.high))
+
+
+def within_reach(ends: Ends, levels: Levels, statistics: Statistics) -> Ends:
+    """The ends that levels go beyond; infinite in place of the others."""
+    reach = levels.limit * statistics.std
+    low = ends.low if ends.low > statistics.mean - reach else -math.inf
+    return Ends(low, ends.high if ends.high < statistics.mean + reach else math.inf)
 
 
 def draw_key(generator: torch.Generator) -> int:
@@ -306,17 +319,15 @@ def draw_key(generator: torch.Generator) -> int:
     return int(torch.randint(2**63 - 1, (), generator=generator))
 
 
-def tables_of(
-    form: SmaQ, statistics: Statistics, floor: float | None, dtype: torch.dtype
-) -> tuple[Floats, Floats]:
+def tables_of(form: SmaQ, statistics: Statistics, ends: Ends, dtype: torch.dtype) -> tuple[Floats, Floats]:
     """What codes stand for, float32, finite in the tensor's dtype."""
     tables = form.levels.tables(statistics.mean, statistics.std)
     largest = min(torch.finfo(dtype).max, float(np.finfo(np.float32).max))
-    low = -largest if floor is None else floor
+    low, high = max(ends.low, -largest), min(ends.high, largest)
     if form.logarithm:
         tables = tuple(np.exp2(table.astype(np.float64)) for table in tables)  # type: ignore[assignment]
         low = math.ldexp(1.0, -126) if dtype != torch.float16 else math.ldexp(1.0, -24)
-    return tuple(table.clip(low, largest).astype(np.float32) for table in tables)  # type: ignore[return-value]
+    return tuple(table.clip(low, high).astype(np.float32) for table in tables)  # type: ignore[return-value]
 
 
 def constant(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dynaquant_core.memory.smaq import smaq_kernels as kernels
 from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count
-from dynaquant_core.memory.smaq.levels import Gap, Levels, above_floor
+from dynaquant_core.memory.smaq.levels import Gaps, Levels, within_ends
 from dynaquant_core.memory.smaq.statistics import Statistics
 from dynaquant_core.quantize.flat import as_float32, host_view
 from dynaquant_core.threads import map_threads, slices
@@ -49,7 +49,7 @@ def chunks_of(part: slice, size: int) -> Iterator[tuple[int, slice]]:
 
 
 def encode(
-    flat: Tensor, levels: Levels, statistics: Statistics, key: int, gap: Gap | None = None
+    flat: Tensor, levels: Levels, statistics: Statistics, key: int, gaps: Gaps | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes floating[n] of host memory: (mask, inner, outer uint8 tensors, outliers int16[chunks]).
 
@@ -58,9 +58,9 @@ def encode(
         levels: where the levels lie.
         statistics: of the values; the deviation is above 0.
         key: what the draws follow from.
-        gap: see `levels.above_floor`.
+        gaps: see `levels.within_ends`.
     """
-    array, size = host_view(above_floor(flat, gap)), flat.numel()
+    array, size = host_view(within_ends(flat, gaps)), flat.numel()
     mask = torch.empty(-(-size // 8), dtype=torch.uint8)
     counts = torch.empty(chunk_count(size), dtype=torch.int16)
     mean, inverse = scaled(statistics)
@@ -149,10 +149,10 @@ def settle(
     key: int,
     tables: Tables,
     dtype: torch.dtype,
-    gap: Gap | None = None,
+    gaps: Gaps | None = None,
 ) -> tuple[Tensor, int]:
     """(dtype[n], what `read` gives of what `encode` wrote; how many are outliers), without packing."""
-    array, size = host_view(above_floor(flat, gap)), flat.numel()
+    array, size = host_view(within_ends(flat, gaps)), flat.numel()
     mean, inverse = scaled(statistics)
     geometry, out = levels.geometry(), torch.empty(size, dtype=torch.float32)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dynaquant_core.config import require, require_number
 
-__all__ = ["Gap", "Geometry", "Levels", "above_floor", "gap_at"]
+__all__ = ["Gaps", "Geometry", "Levels", "gaps_at", "within_ends"]
 
 Floats = NDArray[np.float32]
 
@@ -128,59 +128,91 @@ def places_of(levels: Levels) -> NDArray[np.float64]:
     return np.concatenate((inner, side, -side))
 
 
-class Gap(NamedTuple):
-    """What a decoder that lifts values to a floor makes of a gap between two levels; float32 values.
+class Gaps(NamedTuple):
+    """What a decoder that keeps to a tensor's ends makes of the gaps between levels that those cut; float32.
+
+    An end that cuts none has a stretch of 0, and infinity to add, which leaves values as they are.
 
     Args:
-        lowest: the floor, to which the gap's lower level is lifted.
+        lowest: the lower end, to which the lower level of its gap is lifted.
         stretch: the gap's width, of what is left of it.
-        base: the lower level.
+        base: that level.
+        highest, stretch_down, top: the same of the upper end, to which the upper level is lowered.
     """
 
-    lowest: float
-    stretch: float
-    base: float
+    lowest: float = 0.0
+    stretch: float = 0.0
+    base: float = math.inf
+    highest: float = 0.0
+    stretch_down: float = 0.0
+    top: float = -math.inf
 
 
-def gap_at(levels: Levels, mean: float, std: float, floor: float) -> Gap | None:
-    """The gap that a floor cuts; None: it is a level, or below or above all of them.
+def gaps_at(levels: Levels, mean: float, std: float, low: float, high: float) -> Gaps | None:
+    """The gaps that two ends cut; None: both are levels, or beyond all of them.
 
     Args:
         levels: where the levels lie.
         mean: what values are relative to.
         std: in what they are measured.
-        floor: no decoded value is below it.
+        low: no decoded value is below it; -infinity: any may be.
+        high: no decoded value is above it; infinity: any may be.
+
+    Example:
+        >>> gaps_at(Levels(2, 3, limit=3.0), 0.0, 1.0, 0.5, math.inf)[:3]
+        (0.5, 4.0, -1.0)
     """
     edges = np.unique(np.concatenate(levels.tables(mean, std)))
-    place, lowest = int(np.searchsorted(edges, np.float32(floor))), np.float32(floor)
-    if place in (0, edges.size) or edges[place] == lowest:
+    lower, upper = cut(edges, low), cut(edges, high)
+    found, lowest, highest = Gaps(), np.float32(low), np.float32(high)
+    if lower is not None:
+        below, above = lower
+        stretch = (above - below) / (above - lowest)
+        found = found._replace(lowest=float(lowest), stretch=float(stretch), base=float(below))
+        if lower == upper:  # what is between the ends is spread twice
+            highest = min((highest - lowest) * stretch + below, above)
+    if upper is not None:
+        below, above = upper
+        with np.errstate(over="ignore", divide="ignore"):
+            stretch = (above - below) / (highest - below)
+    if upper is not None and np.isfinite(stretch):
+        found = found._replace(highest=float(highest), stretch_down=float(stretch), top=float(above))
+    return None if lower is upper is None else found
+
+
+def cut(edges: Floats, end: float) -> tuple[np.float32, np.float32] | None:
+    """The levels around an end; None: it is one, or beyond all of them, or so near that none is between."""
+    place = int(np.searchsorted(edges, np.float32(end)))
+    if place in (0, edges.size) or edges[place] == np.float32(end):
         return None
     below, above = edges[place - 1], edges[place]
     with np.errstate(over="ignore"):
-        stretch = (above - below) / (above - lowest)
-    return Gap(float(lowest), float(stretch), float(below)) if np.isfinite(stretch) else None
+        stretches = (above - below) / np.array([above - np.float32(end), np.float32(end) - below])
+    return (below, above) if np.isfinite(stretches).all() else None
 
 
-def above_floor(values: Tensor, gap: Gap | None) -> Tensor:
-    """Values for a decoder that lifts what is below a floor to it: drawn from these, they are unbiased.
+def within_ends(values: Tensor, gaps: Gaps | None) -> Tensor:
+    """Values for a decoder that keeps to a tensor's ends: drawn from these, they are unbiased.
 
-    The lifted level and the one above it are nearer to each other than the two that a draw is between.  So
-    values in that gap are spread over all of it, in proportion: then the chance of the upper one is right for
-    the two that are decoded.  The others stay as they are.
+    A level that is moved to an end and its neighbour are nearer to each other than the two that a draw is
+    between.  So values in that gap are spread over all of it, in proportion: then the chance of either is
+    right for the two that are decoded.  The others stay as they are.
 
     Args:
-        values: floating[n], none below the floor.
-        gap: of `gap_at`.
+        values: floating[n], none beyond the ends.
+        gaps: of `gaps_at`.
 
     Returns:
         float32[n], or ``values``, where no gap is cut.
 
     Example:
-        >>> gap = gap_at(Levels(2, 3, limit=3.0), 0.0, 1.0, 0.5)
-        >>> above_floor(torch.tensor([0.5, 0.75, 3.0]), gap).tolist()
+        >>> gaps = gaps_at(Levels(2, 3, limit=3.0), 0.0, 1.0, 0.5, 3.0)
+        >>> within_ends(torch.tensor([0.5, 0.75, 3.0]), gaps).tolist()
         [-1.0, 0.0, 3.0]
     """
-    if gap is None:
+    if gaps is None:
         return values
-    spread = (values.float() - gap.lowest).mul_(gap.stretch).add_(gap.base)
-    return torch.minimum(spread, values.float())  # above the gap a value is less than what it would become
+    values = values.float()
+    # Beyond its gap a value is less, or more, than what it would become.
+    spread = torch.minimum((values - gaps.lowest).mul_(gaps.stretch).add_(gaps.base), values)
+    return torch.maximum((spread - gaps.highest).mul_(gaps.stretch_down).add_(gaps.top), spread)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dynaquant_core import device_jit
 from dynaquant_core.memory.smaq import zeros
 from dynaquant_core.memory.smaq.cpu_path import Tables
-from dynaquant_core.memory.smaq.levels import Gap, Levels
+from dynaquant_core.memory.smaq.levels import Gaps, Levels
 from dynaquant_core.memory.smaq.sides import side_of
 from dynaquant_core.memory.smaq.statistics import Ends, Method, Statistics, ends_of, measure
 
@@ -42,7 +42,7 @@ class Look(Protocol):
         """See `statistics.measure`."""
         ...
 
-    def encode(self, levels: Levels, statistics: Statistics, key: int, gap: Gap | None) -> Parts:
+    def encode(self, levels: Levels, statistics: Statistics, key: int, gaps: Gaps | None) -> Parts:
         """See `cpu_path.encode`."""
         ...
 
@@ -53,7 +53,7 @@ class Look(Protocol):
         key: int,
         tables: Tables,
         dtype: torch.dtype,
-        gap: Gap | None,
+        gaps: Gaps | None,
     ) -> tuple[Tensor, int]:
         """See `cpu_path.settle`."""
         ...
@@ -77,9 +77,9 @@ class PlainLook:
         """See `Look.statistics`."""
         return measure(self.values, self.ends, method, sample, generator)
 
-    def encode(self, levels: Levels, statistics: Statistics, key: int, gap: Gap | None) -> Parts:
+    def encode(self, levels: Levels, statistics: Statistics, key: int, gaps: Gaps | None) -> Parts:
         """See `Look.encode`."""
-        parts: Parts = side_of(self.values.device).encode(self.values, levels, statistics, key, gap)
+        parts: Parts = side_of(self.values.device).encode(self.values, levels, statistics, key, gaps)
         return parts
 
     def settle(
@@ -89,11 +89,11 @@ class PlainLook:
         key: int,
         tables: Tables,
         dtype: torch.dtype,
-        gap: Gap | None,
+        gaps: Gaps | None,
     ) -> tuple[Tensor, int]:
         """See `Look.settle`."""
         side = side_of(self.values.device)
-        found: tuple[Tensor, int] = side.settle(self.values, levels, statistics, key, tables, dtype, gap)
+        found: tuple[Tensor, int] = side.settle(self.values, levels, statistics, key, tables, dtype, gaps)
         return found
 
 

@@ -25,6 +25,7 @@ NORMS: Final = frozenset(
         functional.group_norm,
         functional.instance_norm,
         functional.layer_norm,
+        functional.rms_norm,
         torch.batch_norm,
         torch.group_norm,
         torch.instance_norm,
@@ -32,6 +33,11 @@ NORMS: Final = frozenset(
         torch.native_batch_norm,
         torch.native_group_norm,
         torch.native_layer_norm,
+        torch.rms_norm,
+        torch.std,
+        torch.std_mean,
+        torch.var_mean,
+        Tensor.std,
     }
 )
 
@@ -48,8 +54,8 @@ class NormCall:
 
     @classmethod
     def of(cls, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NormCall:  # noqa: ARG003
-        """A call that torch has taken; every norm calls its map "input" and has it first."""
-        return cls((args[0] if args else kwargs["input"]).numel())
+        """A call that torch has taken; its map is the largest of the tensors that it was given."""
+        return cls(max(one.numel() for one in (*args, *kwargs.values()) if isinstance(one, Tensor)))
 
     def needs(self, tensor: Tensor) -> bool:
         """Whether a tensor that it saves must stay exact: all that is smaller than the map."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynaquant_core.memory.smaq.chunks import CHUNK, Runs, chunk_count
 from dynaquant_core.memory.smaq.cpu_path import Tables, joined, scaled
-from dynaquant_core.memory.smaq.levels import Gap, Levels, above_floor
+from dynaquant_core.memory.smaq.levels import Gaps, Levels, within_ends
 from dynaquant_core.memory.smaq.packed_words import filled, pack_bits, pack_run, unpack_bits, unpack_run
 from dynaquant_core.memory.smaq.smaq_kernels import HALF_UNIT, UNIT
 from dynaquant_core.memory.smaq.statistics import Statistics
@@ -105,10 +105,10 @@ class Places:
 
 
 def encode(
-    flat: Tensor, levels: Levels, statistics: Statistics, key: int, gap: Gap | None = None
+    flat: Tensor, levels: Levels, statistics: Statistics, key: int, gaps: Gaps | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `cpu_path.encode`; mask, inner and outer are on the tensor's device, the counts on the CPU."""
-    flat = above_floor(flat, gap)
+    flat = within_ends(flat, gaps)
     size, device, box = flat.numel(), flat.device, float(levels.geometry()[0])
     counted = [
         in_rows(standardised(flat[values], statistics).abs() > box, chunks).sum(dim=1)
@@ -180,10 +180,10 @@ def settle(
     key: int,
     tables: Tables,
     dtype: torch.dtype,
-    gap: Gap | None = None,
+    gaps: Gaps | None = None,
 ) -> tuple[Tensor, int]:
     """See `cpu_path.settle`."""
-    flat = above_floor(flat, gap)
+    flat = within_ends(flat, gaps)
     table, behind = joined(tables, dtype).to(flat.device), len(tables[0])
     out = torch.empty(flat.numel(), dtype=dtype, device=flat.device)
     outliers = torch.zeros((), dtype=torch.int64, device=flat.device)

@@ -36,12 +36,13 @@ def draw_at(key, index):
 
 
 @triton.jit
-def standardised(x, mean, inverse, lowest, stretch, base):
-    """Distance from the mean in deviations, once values in a gap that is cut are spread over it.
+def standardised(x, mean, inverse, lowest, stretch, base, highest, stretch_down, top):
+    """Distance from the mean in deviations, once values in gaps that are cut are spread over them.
 
-    See `levels.Gap`; where none is cut, ``stretch`` is 0 and ``base`` infinite.
+    See `levels.Gaps`.
     """
     x = tl.minimum((x - lowest) * stretch + base, x)
+    x = tl.maximum((x - highest) * stretch_down + top, x)
     return (x - mean) * inverse
 
 
@@ -76,6 +77,7 @@ def groups_before(counts, chunk, CHUNK: tl.constexpr):
 def classify(
     values, geometry, mask, counts,
     mean: "fp32", inverse: "fp32", lowest: "fp32", stretch: "fp32", base: "fp32",
+    highest: "fp32", stretch_down: "fp32", top: "fp32",
     size: "i64", CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Flags of outliers, and int16[chunks]: how many there are."""
@@ -84,7 +86,8 @@ def classify(
     for start in range(chunk * CHUNK, chunk * CHUNK + CHUNK, TILE):
         at = start + tl.arange(0, TILE)
         x = tl.load(values + at, mask=at < size, other=0.0).to(tl.float32)
-        outlying = (tl.abs(standardised(x, mean, inverse, lowest, stretch, base)) > box) & (at < size)
+        z = standardised(x, mean, inverse, lowest, stretch, base, highest, stretch_down, top)
+        outlying = (tl.abs(z) > box) & (at < size)
         found += outlying.to(tl.int32)
         store_flags(outlying, mask, start, size, TILE)
     tl.store(counts + chunk, tl.sum(found).to(tl.int16))
@@ -143,6 +146,7 @@ def pack(scratch, groups, width, out, TILE: tl.constexpr):
 def write(
     values, geometry, counts, inner, outer, scratch,
     mean: "fp32", inverse: "fp32", lowest: "fp32", stretch: "fp32", base: "fp32",
+    highest: "fp32", stretch_down: "fp32", top: "fp32",
     key: "i64", size: "i64", chunks: "i64", inner_width: "i32", outer_width: "i32",
     CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -164,7 +168,7 @@ def write(
         for tile in range(CHUNK // TILE):
             inside = at < size
             x = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-            z = standardised(x, mean, inverse, lowest, stretch, base)
+            z = standardised(x, mean, inverse, lowest, stretch, base, highest, stretch_down, top)
             outlying, code = coded(z, draw_at(key, at), geometry)
             outlying = outlying & inside
             rank = tl.cumsum(outlying.to(tl.int32), 0)
@@ -228,6 +232,7 @@ def read(
 def settle(
     values, geometry, table, out, counts,
     mean: "fp32", inverse: "fp32", lowest: "fp32", stretch: "fp32", base: "fp32",
+    highest: "fp32", stretch_down: "fp32", top: "fp32",
     key: "i64", size: "i64", inner_width: "i32", CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """What `read` gives of what `write` wrote, and int16[chunks]: the outliers."""
@@ -237,7 +242,7 @@ def settle(
         at = start + tl.arange(0, TILE)
         inside = at < size
         x = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-        z = standardised(x, mean, inverse, lowest, stretch, base)
+        z = standardised(x, mean, inverse, lowest, stretch, base, highest, stretch_down, top)
         outlying, code = coded(z, draw_at(key, at), geometry)
         code += tl.where(outlying, 1 << inner_width, 0)
         tl.store(out + at, tl.load(table + code), mask=inside)

@@ -16,7 +16,7 @@ from dynaquant_core.memory.smaq.device import path, zeros
 from dynaquant_core.memory.smaq.device import survey_kernels as kernels
 from dynaquant_core.memory.smaq.device.flag_kernels import TILE
 from dynaquant_core.memory.smaq.device.path import ABOUT, FOUND, Draft
-from dynaquant_core.memory.smaq.levels import Gap, Levels
+from dynaquant_core.memory.smaq.levels import Gaps, Levels
 from dynaquant_core.memory.smaq.statistics import (
     Ends,
     Method,
@@ -101,10 +101,10 @@ class DeviceLook:
         return Statistics.of(mean, math.sqrt(max(squares / size, 0.0)))
 
     def encode(
-        self, levels: Levels, statistics: Statistics, key: int, gap: Gap | None
+        self, levels: Levels, statistics: Statistics, key: int, gaps: Gaps | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Look.encode`."""
-        return path.encode(self.values, levels, statistics, key, gap, self.draft)
+        return path.encode(self.values, levels, statistics, key, gaps, self.draft)
 
     def settle(
         self,
@@ -113,7 +113,7 @@ class DeviceLook:
         key: int,
         tables: Tables,
         dtype: torch.dtype,
-        gap: Gap | None,
+        gaps: Gaps | None,
     ) -> tuple[Tensor, int]:
         """See `Look.settle`."""
-        return path.settle(self.values, levels, statistics, key, tables, dtype, gap, self.draft)
+        return path.settle(self.values, levels, statistics, key, tables, dtype, gaps, self.draft)

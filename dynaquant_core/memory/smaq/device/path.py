@@ -17,7 +17,7 @@ from dynaquant_core.memory.smaq.chunks import CHUNK, chunk_count, run_groups
 from dynaquant_core.memory.smaq.cpu_path import Tables, joined, scaled
 from dynaquant_core.memory.smaq.device import code_kernels as kernels
 from dynaquant_core.memory.smaq.device.flag_kernels import TILE
-from dynaquant_core.memory.smaq.levels import Gap, Levels
+from dynaquant_core.memory.smaq.levels import Gaps, Levels
 from dynaquant_core.memory.smaq.statistics import Statistics
 
 __all__ = ["ABOUT", "FOUND", "Draft", "drafted", "encode", "read", "settle"]
@@ -57,14 +57,14 @@ def encode(
     levels: Levels,
     statistics: Statistics,
     key: int,
-    gap: Gap | None = None,
+    gaps: Gaps | None = None,
     draft: Draft | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `cpu_path.encode`; mask, inner and outer are on the tensor's device, the counts on the CPU."""
     flat, size, device = in_float32(flat), flat.numel(), flat.device
-    chunks, about = chunk_count(size), numbers(statistics, gap)
+    chunks, about = chunk_count(size), numbers(statistics, gaps)
     geometry = geometry_on(levels, device)
-    if draft is None or not fits(draft, about, gap):
+    if draft is None or not fits(draft, about, gaps):
         draft = classified(flat, geometry, about)
     inner, outer = (
         torch.empty(groups * width, dtype=torch.uint8, device=device)
@@ -82,9 +82,9 @@ def encode(
     return draft.mask, inner, outer, draft.outliers
 
 
-def fits(draft: Draft, about: tuple[float, ...], gap: Gap | None) -> bool:
+def fits(draft: Draft, about: tuple[float, ...], gaps: Gaps | None) -> bool:
     """Whether a draft is of the numbers that a tensor is coded with after all."""
-    return gap is None and draft.about == about[:2]
+    return gaps is None and draft.about == about[:2]
 
 
 def drafted(flat: Tensor, levels: Levels, partial: Tensor, answer: Tensor) -> tuple[Tensor, Draft]:
@@ -170,7 +170,7 @@ def settle(
     key: int,
     tables: Tables,
     dtype: torch.dtype,
-    gap: Gap | None = None,
+    gaps: Gaps | None = None,
     draft: Draft | None = None,
 ) -> tuple[Tensor, int]:
     """See `cpu_path.settle`; what was drafted says how many are outliers, so that nothing is waited for."""
@@ -179,12 +179,12 @@ def settle(
     counts = torch.empty(chunk_count(size), dtype=torch.int16, device=device)
     word = WORDS[dtype.itemsize]
     table = sent(joined(tables, dtype), device).view(word)
-    geometry, about = geometry_on(levels, device), numbers(statistics, gap)
+    geometry, about = geometry_on(levels, device), numbers(statistics, gaps)
     with on(device):
         kernels.settle[(counts.numel(),)](
             flat, geometry, table, out.view(word), counts, *about, key, size, levels.inner_width, **LAUNCH
         )
-    known = draft is not None and fits(draft, about, gap)
+    known = draft is not None and fits(draft, about, gaps)
     return out, int(draft.outliers.sum() if draft is not None and known else counts.sum())
 
 
@@ -193,10 +193,10 @@ def in_float32(flat: Tensor) -> Tensor:
     return flat.float() if flat.dtype == torch.float64 else flat
 
 
-def numbers(statistics: Statistics, gap: Gap | None) -> tuple[float, ...]:
-    """(mean, 1 / deviation, and a gap that is cut), as the kernels take them."""
+def numbers(statistics: Statistics, gaps: Gaps | None) -> tuple[float, ...]:
+    """(mean, 1 / deviation, and the gaps that ends cut), as the kernels take them."""
     mean, inverse = scaled(statistics)
-    return float(mean), float(inverse), *(gap or (0.0, 0.0, float("inf")))
+    return float(mean), float(inverse), *(gaps or Gaps())
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

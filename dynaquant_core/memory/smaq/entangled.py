@@ -1,0 +1,148 @@
+"""Operations whose backward sets what they saved against each other: it stays exact.
+
+The gradient of a maximum goes where ``self == result``: packed each for itself, nothing is equal, and 0 / 0
+remains.  That of a logarithm of a sum is exp(self - result), as in `attention`; that of a decomposition
+divides by differences of eigenvalues.  A loss over log-probabilities takes exp(value) - 1 at the labels, and
+where a grid says at which pixels of a map to look, a level is many pixels wide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["ENTANGLED", "GRIDS", "ORDERED", "SOFTMAX", "Everything", "GridCall", "Nothing", "is_extreme"]
+
+
+def named(*names: str) -> frozenset[Any]:
+    """All functions and methods of torch that have one of the names."""
+    places = (torch, Tensor, torch.linalg, torch.special, functional)
+    return frozenset(getattr(place, name) for name in names for place in places if hasattr(place, name))
+
+
+#: Products of matrices and views, which are as any other operation's.
+PLAIN: Final = named("cross", "diagonal", "matmul", "multi_dot", "vecdot")
+
+#: Norms, which are extreme or not by their order.
+ORDERED: Final = named("norm", "normalize", "vector_norm", "matrix_norm")
+MATRICES: Final = frozenset({torch.linalg.norm, torch.linalg.matrix_norm})
+
+#: No private functions: where a compiler meets one in a set, it leaves all that asks for the set uncompiled.
+DECOMPOSITIONS: Final = frozenset(
+    one
+    for name, one in vars(torch.linalg).items()
+    if callable(one) and not isinstance(one, type) and not name.startswith("_")
+) | named(
+    "cholesky",
+    "cholesky_inverse",
+    "cholesky_solve",
+    "det",
+    "inverse",
+    "logdet",
+    "lu",
+    "lu_solve",
+    "matrix_exp",
+    "matrix_power",
+    "ormqr",
+    "pca_lowrank",
+    "pinverse",
+    "qr",
+    "slogdet",
+    "svd",
+    "svd_lowrank",
+    "triangular_solve",
+)
+
+#: Everything that they save is needed as it is.
+ENTANGLED: Final = (
+    named(
+        "amax",
+        "amin",
+        "aminmax",
+        "cdist",
+        "cross_entropy",
+        "cumprod",
+        "dist",
+        "index_reduce",
+        "index_reduce_",
+        "log_softmax",
+        "logcumsumexp",
+        "logsumexp",
+        "max",
+        "median",
+        "min",
+        "nanmedian",
+        "nll_loss",
+        "pdist",
+        "prod",
+        "renorm",
+        "scatter_reduce",
+        "scatter_reduce_",
+        "segment_reduce",
+    )
+    | DECOMPOSITIONS
+) - (PLAIN | ORDERED)
+
+#: What they save may be packed, but not in a graph: a compiler saves scores in place of probabilities.
+SOFTMAX: Final = named("gumbel_softmax", "softmax", "softmin")
+
+#: Samplers of maps.
+GRIDS: Final = named("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+
+
+def is_extreme(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether one of ``ORDERED`` is a maximum, a minimum or a decomposition.
+
+    Example:
+        >>> values = torch.ones(2)
+        >>> is_extreme(torch.norm, (values, math.inf), {}), is_extreme(torch.norm, (values,), {})
+        (True, False)
+    """
+    order = kwargs.get("ord", kwargs.get("p", args[1] if len(args) > 1 else None))
+    if order is None or order == "fro":
+        return False
+    return func in MATRICES or isinstance(order, str) or not math.isfinite(order)
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """A call all of whose saved tensors must stay exact."""
+
+    def needs(self, tensor: Tensor) -> bool:  # noqa: ARG002
+        """Yes."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A call all of whose saved tensors may be packed."""
+
+    def needs(self, tensor: Tensor) -> bool:  # noqa: ARG002
+        """No."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class GridCall:
+    """A call that samples a map.
+
+    Args:
+        shape: of the grid.
+    """
+
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GridCall:
+        """A call that torch has taken."""
+        return cls((args[1] if len(args) > 1 else kwargs["grid"]).shape)
+
+    def needs(self, tensor: Tensor) -> bool:
+        """Whether a tensor that it saves is the grid."""
+        return tensor.shape == self.shape
