@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch import nn
 
 from dynaquant_core.errors import GradientError, StateMismatchError
 from dynaquant_core.memory import samo
@@ -166,3 +167,41 @@ def test_a_parameter_that_is_trained_later_is_refused_not_stepped_with_a_scaled_
     handle.scale(loss_of(model, 2)).backward()
     optimizer.step()
     assert not torch.equal(model.head.weight, before[-2])
+
+
+@pytest.mark.filterwarnings("default:`torch.jit.script_method` is deprecated")  # of what Dynamo imports
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_compiled_step_is_the_same_step(dtype):
+    def life(*, compiled):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype)
+        step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for seed in range(3):
+            optimizer.zero_grad()
+            inputs = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+            model(inputs).square().mean().backward()
+            step()
+        return model[0].weight
+
+    assert torch.equal(life(compiled=True), life(compiled=False))
+
+
+def test_buffers_that_modules_share_stay_shared():
+    class Queue(nn.Module):
+        def __init__(self, queue):
+            super().__init__()
+            self.register_buffer("queue", queue)
+
+    queue = torch.zeros(4)
+    model = nn.ModuleDict({"a": Queue(queue), "b": Queue(queue), "layer": nn.Linear(16, 16)})
+    handle = samo.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model["a"].queue += 1
+    assert model["b"].queue.tolist() == [1.0] * 4
+    assert model["a"].queue.dtype == torch.float16
+    handle.unwrap()
+    model["a"].queue += 1
+    assert model["b"].queue.tolist() == [2.0] * 4
+    assert model["b"].queue.dtype == torch.float32

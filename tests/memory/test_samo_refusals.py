@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynaquant_core.errors import ConfigError, StateMismatchError
+from dynaquant_core.errors import ConfigError, GradientError, StateMismatchError
 from dynaquant_core.memory import samo
 
 
@@ -82,6 +82,7 @@ class Scaled(nn.Module):
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_single_number_s_moments_follow_its_dtype(kind, dtype):
+    torch.manual_seed(0)  # in float16 the smallest gradients underflow
     model = Scaled().to(dtype)
     optimizer = kind(model.parameters(), lr=1e-3)
 
@@ -176,3 +177,42 @@ def test_a_lazy_model_and_masks_without_values_are_refused():
             samo.wrap(model, optimizer, {"0.weight": mask})
     with pytest.raises(ConfigError, match="embeddings"):
         samo.wrap(model, optimizer, embeddings="no")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_optimizer_that_steps_another_one_is_refused_by_the_next_backward(dtype):
+    """The model never learnt of what it wrote: nothing was trained, without a word."""
+
+    class Sharpness(torch.optim.SGD):
+        """As those that climb first: it writes to weights in a method of its own."""
+
+        @torch.no_grad()
+        def climb(self):
+            for group in self.param_groups:
+                for one in group["params"]:
+                    one.add_(one.grad, alpha=0.05)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = Sharpness(model.parameters(), lr=0.1)
+    samo.wrap(model, optimizer, dtype=dtype, sparsity=0.5)
+    model(torch.randn(8, 16)).square().mean().backward()
+    optimizer.climb()
+    with pytest.raises(GradientError, match=r"weights of '2.\w+' were written to outside of its step\(\)"):
+        model(torch.randn(8, 16)).square().mean().backward()
+
+
+def test_a_state_that_was_loaded_before_wrap_is_named():
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+        return model, torch.optim.AdamW(model.parameters())
+
+    model, optimizer = build()
+    samo.wrap(model, optimizer, dtype=torch.float32)
+    model(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+    fresh, dense = build()
+    dense.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ConfigError, match=r"saved under samo.wrap: wrap first, then load it"):
+        samo.wrap(fresh, dense, dtype=torch.float32)

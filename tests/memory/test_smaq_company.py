@@ -311,3 +311,31 @@ def test_weights_of_a_model_under_samo_are_coded_if_smaq_comes_first_and_refused
         train(model, optimizer, rows())
         assert model[0].weight.unique().numel() <= 32 + 128 + 1, "what the model computes with is coded"
         assert torch.equal(model[0].weight != 0, handle.masks()["0.weight"])
+
+
+def test_a_cast_that_is_written_to_is_not_made_again():
+    """As straight-through estimators do: signs of weights forward, gradients as if those were whole."""
+
+    class Signs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = nn.Linear(64, 64)
+            self.weight = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, inputs):
+            weight = self.weight.to(torch.bfloat16)
+            with torch.no_grad():
+                weight.sign_()
+            return (self.first(inputs).to(torch.bfloat16) @ weight.t()).float()
+
+    found = []
+    for coded in (False, True):
+        model = Signs()
+        handle = smaq.apply(model, **SAVED, smallest=16) if coded else None
+        model(rows()[0]).square().mean().backward()
+        found.append(model.first.weight.grad)
+        if handle:
+            handle.remove()
+    exact, near = found
+    assert float((near - exact).norm() / exact.norm()) < 0.1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -263,3 +265,39 @@ def test_what_a_ranks_own_maps_draw_does_not_change_its_weights():
         return bits(model.parameters())
 
     assert all(torch.equal(*pair) for pair in zip(weights(1), weights(3), strict=True))
+
+
+def test_a_centred_step_stays_finite():
+    """It takes the root of a mean of squares less a squared mean: rounded apart, of less than nothing."""
+    model = mlp(act=nn.Tanh)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, centered=True)
+    with smaq.apply(model, optimizer) as handle:
+        losses = [train(model, optimizer, rows()) for _ in range(60)]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert losses[-1] < losses[0]
+    assert "state" not in handle.report(), "neither of the two is rounded"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_rounds_nothing(fused):
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(factor):
+        optimizer.zero_grad()
+        scaler.scale(model(rows()[0]).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    def held():
+        moments = [optimizer.state[one]["exp_avg"] for one in model.parameters()]
+        return [one.detach().clone() for one in (*model.parameters(), *moments)]
+
+    with smaq.apply(model, optimizer):
+        step(1.0)
+        before = held()
+        step(math.inf)
+        assert all(torch.equal(one, other) for one, other in zip(before, held(), strict=True))
+        step(1.0)
+        assert not torch.equal(before[0], held()[0])

@@ -40,7 +40,7 @@ class Cast:
     """Turns a model's floating tensors into ``dtype``, and back.
 
     Args:
-        model: changed in place; its parameters stay the same objects, so tied ones stay tied.
+        model: changed in place; its parameters stay the same objects, so tied ones stay tied; so do buffers.
         dtype: of everything but batch norms.
     """
 
@@ -64,21 +64,30 @@ class Cast:
             handle.remove()
         for parameter, dtype in self._parameters:
             parameter.data = parameter.data.to(dtype)
+        cast: dict[Tensor, Tensor] = {}
         for module, name, dtype in self._buffers:
             buffer = module._buffers[name]
             if buffer is not None:
-                module._buffers[name] = buffer.to(dtype)
+                module._buffers[name] = _once(buffer, dtype, cast)
 
     def _turn(self, dtype: torch.dtype) -> None:
         for parameter in _outside_batch_norms(self._model):
             if parameter.is_floating_point() and parameter.dtype != dtype:
                 self._parameters.append((parameter, parameter.dtype))
                 parameter.data = parameter.data.to(dtype)
+        cast: dict[Tensor, Tensor] = {}
         for module in self._model.modules():
             for name, buffer in () if isinstance(module, _BatchNorm) else list(module._buffers.items()):
                 if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype:
                     self._buffers.append((module, name, buffer.dtype))
-                    module._buffers[name] = buffer.to(dtype)
+                    module._buffers[name] = _once(buffer, dtype, cast)
+
+
+def _once(buffer: Tensor, dtype: torch.dtype, cast: dict[Tensor, Tensor]) -> Tensor:
+    """A buffer's cast, which modules that share the buffer share."""
+    if buffer not in cast:
+        cast[buffer] = buffer.to(dtype)
+    return cast[buffer]
 
 
 def _outside_batch_norms(model: nn.Module) -> Iterator[nn.Parameter]:

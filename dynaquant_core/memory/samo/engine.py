@@ -94,8 +94,9 @@ class Engine:
         self.receive(waiting)
         self._zeroing = Zeroing(model, self._apart)
         self._handles: list[Any] = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            # A compiled step runs them between its graphs: nothing here can be part of one.
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),  # type: ignore[no-untyped-call]
+            optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),  # type: ignore[no-untyped-call]
         ]
         for place, slot in enumerate(self.slots):
             if slot.gradient is not None:
@@ -217,8 +218,16 @@ class Engine:
 
         Raises:
             StateMismatchError: it is of a model that was cast or moved.
+            GradientError: it is of other weights than the optimizer has by now.
         """
         require_same_layer(slot)
+        if not slot.own and slot.master._version != self._versions[slot][1]:
+            raise GradientError(
+                f"samo: the optimizer's weights of {slot.name!r} were written to outside of its step() (by a "
+                "second optimizer inside of it, as SAM has one, or by hand), so this gradient is of weights "
+                "that the model has no more; write into the model's parameters, or wrap with the optimizer "
+                "whose step() it is."
+            )
         if self._reducer is None or not self.syncing:
             if not slot.own:
                 self._collector.collect(slot, reducing=False)

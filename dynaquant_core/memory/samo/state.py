@@ -1,8 +1,9 @@
 """What the optimizer's ``state_dict`` holds of SAMO: the mask once, one bit a weight, and theta32.
 
 It lies in the optimizer's own state, so whatever saves that saves it: `torch.save`, `Checkpointer`, a
-framework.  Parameters are called "samo.0", "samo.1", ... in it instead of 0, 1, ...: a dense optimizer would
-otherwise take vectors for the moments of its matrices.
+framework.  Parameters are called "samo.0", "samo.1", ... in it instead of 0, 1, ..., so that a state says
+what it is of: torch asks for no names and gives vectors to a dense optimizer as the moments of its matrices,
+which `Checkpointer` refuses before and `samo.wrap` after.
 """
 
 from __future__ import annotations

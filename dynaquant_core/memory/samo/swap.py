@@ -82,10 +82,15 @@ def require_movable(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
 
 def _require_state(name: str, parameter: Tensor, entry: Mapping[str, Any]) -> None:
     strange = _strange(parameter, entry)
+    value = entry[strange] if strange is not None else None
+    if isinstance(value, Tensor) and value.dim() == 1 < parameter.dim():
+        advice = "it looks like a state that was saved under samo.wrap: wrap first, then load it"
+    else:
+        advice = "wrap before the first step"
     require(
         strange is None,
         f"samo: the optimizer's {strange!r} of {name!r} is not one value a weight, so it cannot be "
-        "compressed; wrap before the first step.",
+        f"compressed; {advice}.",
     )
 
 

@@ -21,8 +21,9 @@ def attach_step(
     """Hooks an optimizer's step; returns the hooks' handles.
 
     Where the step is given a closure that makes the gradients, they are coded when it has made them.  A
-    gradient scaler that skips a step skips both hooks.  The state's tensors are those that the table of
-    roles knows; averages of squares go through `Format.second_moments`.
+    gradient scaler that skips a step skips both hooks, or what follows it where it leaves that to a fused
+    optimizer.  The state's tensors are those that the table of roles knows; averages of squares go through
+    `Format.second_moments`.
     """
 
     def settle_gradients() -> None:
@@ -62,7 +63,13 @@ def _behind_closure(args: tuple[Any, ...], kwargs: dict[str, Any], then: Callabl
 
 
 def _stepped(optimizer: Optimizer, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Parameters that this step is about: a frozen one must not wander from being rounded again."""
+    """Parameters that this step is about: a frozen one must not wander from being rounded again.
+
+    None where a gradient scaler has told a fused step that gradients overflowed.
+    """
+    overflowed = getattr(optimizer, "found_inf", None)
+    if isinstance(overflowed, Tensor) and overflowed.item():
+        return
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
             if parameter.grad is not None:
@@ -70,9 +77,13 @@ def _stepped(optimizer: Optimizer, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _settle_state(state: dict[str, Any], coder: Coder, place: str) -> None:
+    kinds = {key: moment_kind(key) for key in state}
+    # A centred step takes the root of a second moment less the square of another: rounded apart, of less
+    # than nothing.
+    exact = {"centre", "second"} if "centre" in kinds.values() else set()
     for key, value in state.items():
-        kind = moment_kind(key)
-        if isinstance(value, Tensor) and kind is not None:
+        kind = kinds[key]
+        if isinstance(value, Tensor) and kind is not None and kind not in exact:
             positive = kind in {"second", "factor"}
             form = coder.form.second_moments() if positive else coder.form
             _settle(value, coder, "state", f"{place}.{key}", form)

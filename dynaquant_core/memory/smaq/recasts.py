@@ -1,7 +1,8 @@
 """Casts of parameters, which autocast makes and autograd saves: made again for the backward pass, not packed.
 
 They are exact that way and cost no memory: the parameter lives anyway.  The graph says what a saved tensor
-was cast from; what is seen in another way than as it was cast, or transposed, is packed as any other.
+was cast from; what is seen in another way than as it was cast, or transposed, is packed as any other, and so
+is what was written to since.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def recast_of(tensor: Tensor, parameters: Container[nn.Parameter]) -> tuple[Reca
         >>> view.of(cast.values()).shape, recast_of(torch.zeros(3, 2), {weight})
         (torch.Size([2, 3]), None)
     """
+    if tensor._version:  # written to without the graph's knowing, as by a straight-through estimator
+        return None
     made: Any = tensor.grad_fn
     if made is not None and made.name() == TRANSPOSED and tensor.dim() == 2:
         made, seen = made.next_functions[0][0], tensor.detach().t()
