@@ -107,9 +107,9 @@ class Rank:
         return refusal(lambda: two_bit.register(DistributedDataParallel(Two()), scaler=scaler))
 
     def stale(self):
-        """ "a" is frozen, or not used, after a step that left it a gradient."""
+        """ "a" is frozen, not used, or asked for by autograd.grad alone, after a step that left it a gradient."""
         found = {}
-        for way in ("frozen", "unused"):
+        for way in ("frozen", "unused", "asked for"):
             model = DistributedDataParallel(Two(), find_unused_parameters=True)
             state = two_bit.register(model, 0.5, reduce="sum")
             model(full(1.3), full(1.3)).backward()
@@ -117,6 +117,8 @@ class Rank:
             model.module.a.requires_grad_(way != "frozen")
             for _ in range(3):
                 model.module.b.grad = None
+                if way == "asked for":
+                    torch.autograd.grad(model.module.a.sum(), model.module.a)
                 model(full(1.3), full(1.3), use_a=way == "frozen").backward()
                 held.append(first(state.residual("a")))
             found[way] = held

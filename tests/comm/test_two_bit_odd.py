@@ -47,7 +47,7 @@ def test_a_scaler_on_one_rank_alone_is_refused_on_all(two):
         assert "a scaler or none" in text
 
 
-@pytest.mark.parametrize("way", ["frozen", "unused"])
+@pytest.mark.parametrize("way", ["frozen", "unused", "asked for"])
 def test_a_gradient_that_was_left_over_is_not_sent(two, way):
     for record in two["stale"]:
         assert record[way] == pytest.approx([0.8] * 4)

@@ -12,7 +12,6 @@ from typing import final
 
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils.hooks import unserializable_hook
 
 __all__ = ["Usage"]
 
@@ -36,8 +35,8 @@ class Usage:
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self._used: set[str] = set()
         for name, parameter in parameters.items():
-            hook = unserializable_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
-            parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+            # Not for a gradient that `torch.autograd.grad` hands out, of which DDP sees nothing.
+            parameter.register_post_accumulate_grad_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
 
     def of(self, names: Sequence[str]) -> list[bool]:
         """Which of the parameters were used."""
