@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dynaquant_core.config.checks import require, require_choice, require_number
-from dynaquant_core.config.settings import FrozenSettings
+from dynaquant_core.config.settings import FrozenSettings, known_keys
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "Metric", "PruneScope"]
 
@@ -118,6 +121,22 @@ class DynaQuantOptions(FrozenSettings):
         require_number(owner, "frozen_slack", self.frozen_slack, 0.0, 1.0)
         require_number(owner, "mantissa_bits", self.mantissa_bits, 4, 10)
         require(isinstance(self.mantissa_bits, int), f"{owner}: mantissa_bits must be a whole number.")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Takes `as_dict` back.
+
+        Raises:
+            ConfigError: a key is unknown, a value is bad, or not the one that a profile beside it fixes.
+        """
+        for name, value in PAPER_PROFILE.items() if data.get("profile") == "paper" else ():
+            given = data.get(name, value)
+            require(
+                given == value,
+                f"method dynaquant: profile='paper' sets {name} to {value!r}, got {given!r}; leave one of the "
+                "two out.",
+            )
+        return cls(**known_keys(cls, data))
 
     def as_dict(self) -> dict[str, Any]:
         """The options as JSON-ready data; ``DynaQuantOptions.from_dict`` takes it back.

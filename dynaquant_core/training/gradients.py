@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dynaquant_core.hooks import OwnedHooks
+from dynaquant_core.quantize.flat import FLOATS
 from dynaquant_core.training.pinned import PinnedCopies, local_shard
 
 __all__ = ["BETA", "GradientCollector", "moment_averages"]
@@ -141,7 +142,7 @@ class GradientCollector:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
-                if gradient is not None and parameter in self._names and not gradient.is_complex():
+                if gradient is not None and parameter in self._names and gradient.dtype in FLOATS:
                     yield self._names[parameter][0], gradient
 
     def _fold(self, gradients: Iterator[tuple[str, Tensor]]) -> None:
@@ -178,14 +179,17 @@ def moment_averages(
     It serves where a save could not be foreseen (a signal, the end of a run), so that nothing was recorded.
 
     Returns:
-        The optimizer's own tensors by parameter name; {} for other optimizers.  Ours; not in the paper.
+        The optimizer's own tensors by parameter name, of floating-point weights; {} for other optimizers.
+        Ours; not in the paper.
     """
     return {
-        alias: state["exp_avg"]
+        alias: average
         for optimizer in optimizers
         for parameter, state in optimizer.state.items()
         for alias in names.get(parameter, ())
-        if isinstance(state.get("exp_avg"), Tensor) and state["exp_avg"].shape == parameter.shape
+        if isinstance(average := state.get("exp_avg"), Tensor)
+        and average.shape == parameter.shape
+        and average.dtype in FLOATS
     }
 
 

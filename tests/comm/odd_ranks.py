@@ -107,7 +107,7 @@ class Rank:
         return refusal(lambda: two_bit.register(DistributedDataParallel(Two()), scaler=scaler))
 
     def stale(self):
-        """ "a" is frozen, not used, or asked for by autograd.grad alone, after a step that left it a gradient."""
+        """After a step that left "a" a gradient, it is frozen, not used, or in autograd.grad alone."""
         found = {}
         for way in ("frozen", "unused", "asked for"):
             model = DistributedDataParallel(Two(), find_unused_parameters=True)

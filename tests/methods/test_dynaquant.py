@@ -15,6 +15,7 @@ import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError, CorruptFileError
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant import DynaQuant
+from dynaquant_core.methods.registry import resolve_method
 from tests.methods.conftest import layers, trained
 from tests.methods.streams import StreamTable, assert_same, hostile, store
 
@@ -171,6 +172,16 @@ def test_the_published_profile_keeps_to_the_paper():
     options = DynaQuant(profile="paper").options()
     assert (options["sigma"], options["kmeans"], options["coder"]) == (0.2, "lloyd", "paper")
     assert (options["sketch"], options["codebook_scope"], options["energy_cap"]) == ("log", "tensor", 1.0)
+
+
+def test_an_option_that_a_profile_would_drop_is_refused():
+    """A grid over coders with the profile beside it had equal rows under different names."""
+    with pytest.raises(ConfigError, match=r"profile='paper' sets coder to 'paper', got 'auto'"):
+        DynaQuant(profile="paper", coder="auto")
+    with pytest.raises(ConfigError, match=r"sets sigma to 0\.2, got 0\.5"):
+        resolve_method({"name": "dynaquant", "sigma": 0.5, "profile": "paper"})
+    options = DynaQuant(profile="paper", coder="paper", mantissa_bits=7).options()
+    assert DynaQuant(**options).options() == options
 
 
 def test_space_is_the_cube_of_216_and_ends_exact():

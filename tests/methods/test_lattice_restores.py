@@ -241,6 +241,30 @@ def test_frozen_tensors_keep_their_values_through_keys_too():
     assert max(size.values()) < 1.05 * store(LATTICE, now, None, POINT)[3].nbytes
 
 
+@pytest.mark.parametrize("other", [LatticeConfig(scale=scale) for scale in (0.02, "bf16", "exact")], ids=str)
+@pytest.mark.parametrize("key", [False, True])
+def test_checkpoints_that_are_nearer_bring_a_frozen_tensor_no_other_noise(other, key):
+    """It went on a lattice of its own after an exact checkpoint, and on a finer one for a finer scale."""
+    state = large()
+    held = store(LATTICE, state, None, POINT)[1]
+    first = held.state()["layer0.weight"]
+    now = moved(state, 0.02, seed=9) | {"layer0.weight": state["layer0.weight"]}
+    read = store(LATTICE, now, held, POINT)[2]
+    assert torch.equal(read.state()["layer0.weight"], first)
+    for life in range(4):
+        now = read.state()
+        for save, point in enumerate((POINT, other, POINT)):
+            now = moved(now, 0.1, seed=3 * life + save) | {"layer0.weight": first}
+            base, hints = (None, Hints(before=read)) if key and point is other else (read, Hints())
+            seen, held, again, _ = store(LATTICE, now, base, point, hints)
+            assert_same(seen, again.state())
+            assert torch.equal(again.state()["layer0.weight"], first)
+            if point.scale == "exact":
+                assert_same(now, again.state())
+            read = held  # the run goes on
+        read = again
+
+
 def test_a_frozen_tensor_of_another_shape_or_type_is_no_frozen_tensor():
     state = large()
     read = store(LATTICE, state, None, POINT)[2]

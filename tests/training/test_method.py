@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 import dynaquant_core as dq
 from tests.training.models import build, evaluate_net, seed_everything, train
@@ -58,3 +60,39 @@ def test_without_evaluate_the_fixed_point_of_the_lattice_is_said_once(tmp_path, 
     assert [record.message for record in caplog.records if "LatticeConfig(scale=0.5)" in record.message] == [
         "no evaluate: every checkpoint is stored with the fixed configuration LatticeConfig(scale=0.5)"
     ]
+
+
+class Spectral(nn.Module):
+    """Multiplies frequencies by complex weights, as Fourier neural operators do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.frequencies = nn.Parameter(0.1 * torch.randn(33, 8, dtype=torch.complex64))
+
+    def forward(self, inputs):
+        return torch.fft.irfft(torch.fft.rfft(self.layer(inputs)) * self.frequencies.sum(1), n=64)
+
+
+@pytest.mark.parametrize("method", [None, "dynaquant", "excp", "zstd"])
+def test_complex_weights_under_adam_are_kept_exact(tmp_path, method):
+    """Their first moments were offered as gradients, and the first save was refused."""
+
+    def build():
+        torch.manual_seed(0)
+        model = Spectral()
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=3, method=method) as checkpointer:
+        for _ in range(6):
+            inputs = torch.randn(32, 64)
+            optimizer.zero_grad()
+            (model(inputs) - inputs).square().mean().backward()
+            optimizer.step()
+            checkpointer.step()
+        checkpointer.save()
+    fresh, other = build()
+    with dq.Checkpointer(tmp_path, fresh, other, every=3) as checkpointer:
+        assert checkpointer.restore() == 6
+    assert torch.equal(fresh.frequencies, model.frequencies)

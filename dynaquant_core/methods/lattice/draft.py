@@ -37,8 +37,7 @@ class LatticeDraft:
         config: the point.
         state: live tensors by name.
         base: what a reader holds, or None for a key checkpoint.
-        plan: where each tensor goes; None: every tensor beyond the lattice, as the config's scale says.
-        epoch: of the newest lattice.
+        plan: where each tensor goes; what goes on no lattice is rounded as the config's scale says.
     """
 
     def __init__(
@@ -46,13 +45,12 @@ class LatticeDraft:
         config: LatticeConfig,
         state: Mapping[str, Tensor],
         base: Held | None,
-        plan: Plan | None,
-        epoch: int,
+        plan: Plan,
     ) -> None:
         self.config, self.is_key = config, base is None
         self._base = base
         self._plan = plan
-        self._epoch = epoch
+        self._epoch = plan.epoch
         self._live: Mapping[str, Tensor] = state
         self._specs = {name: TensorSpec.of(tensor) for name, tensor in state.items()}
         self._held: dict[str, Cells | Plain] = {}
@@ -94,7 +92,7 @@ class LatticeDraft:
     @property
     def _mixed(self) -> bool:
         """A key in which tensors stay on lattices of earlier epochs, and so says the epoch of each."""
-        lattices = self._plan.lattices.values() if self.is_key and self._plan is not None else ()
+        lattices = self._plan.lattices.values() if self.is_key else ()
         return any(goes is not None and goes.epoch != self._epoch for goes in lattices)
 
     @property
@@ -108,11 +106,9 @@ class LatticeDraft:
         """What a reader would hold of a tensor."""
         if name in self._held:
             return self._held[name]
-        if self._plan is None:
-            return plain_of(self._live[name], bf16=self.config.scale == "bf16")
         goes = self._plan.lattices[name]
         if goes is None:
-            return plain_of(self._live[name], bf16=False)
+            return plain_of(self._live[name], bf16=self.config.scale == "bf16")
         cells = cells_of(name, self._live[name], goes.drawn_in, goes.epoch, goes.alphabet, goes.spread)
         if cells is None:
             return plain_of(self._live[name], bf16=False)

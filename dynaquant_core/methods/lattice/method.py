@@ -15,7 +15,7 @@ from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.decode import decode_streams
 from dynaquant_core.methods.lattice.draft import LatticeDraft
 from dynaquant_core.methods.lattice.held import Held
-from dynaquant_core.methods.lattice.plan import fresh_epoch, next_epoch, plan
+from dynaquant_core.methods.lattice.plan import plan, plan_beyond
 from dynaquant_core.methods.lattice.rekey import rekey_streams
 from dynaquant_core.state.roles import has_range, is_quantisable
 
@@ -108,11 +108,10 @@ class Lattice:
         """Drafts ``state`` under ``config`` against ``ref``."""
         base = ref if isinstance(ref, Held) else None
         if isinstance(config.scale, str):
-            epoch = fresh_epoch(state) if base is None else next_epoch(base)
-            return LatticeDraft(config, state, base, None, epoch)
+            return LatticeDraft(config, state, base, plan_beyond(state, base, hints))
         bound = replace(self._bound, scale=config.scale)
         goes = plan(state, base, config.scale, hints, bound, keep_norm=self._options.keep_norm)
-        return LatticeDraft(config, state, base, goes, goes.epoch)
+        return LatticeDraft(config, state, base, goes)
 
     def decode(
         self, streams: StreamSource, ref: Reference | None, names: Iterable[str] | None = None

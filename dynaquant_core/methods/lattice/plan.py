@@ -15,12 +15,12 @@ from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.looks import found_once, is_level, stats_of, those
 from dynaquant_core.methods.lattice.norm import shortening, squares
 from dynaquant_core.methods.lattice.rows import StillRows, find_rows, holds_rows
-from dynaquant_core.methods.lattice.stays import Lattice, staying
+from dynaquant_core.methods.lattice.stays import Lattice, standing, staying
 from dynaquant_core.quantize.lattice import steps_of
 from dynaquant_core.state.raw import words_of
 from dynaquant_core.threads import map_threads
 
-__all__ = ["Plan", "fresh_epoch", "next_epoch", "plan"]
+__all__ = ["Plan", "fresh_epoch", "next_epoch", "plan", "plan_beyond"]
 
 #: Weights of each tensor that the first epoch of a chain depends on.
 DRAWN_FROM = 1 << 10
@@ -31,7 +31,7 @@ class Plan:
     """Where every tensor goes.
 
     Args:
-        lattices: by name; None: on none, but in words, which of equal values are next to nothing.
+        lattices: by name; None: on none, but in words.
         epoch: of the newest lattice.
     """
 
@@ -76,6 +76,14 @@ def plan(
         {name: _finished(lattices.get(name), lengths.get(name, 0.0), rows.get(name)) for name in state},
         epoch,
     )
+
+
+def plan_beyond(state: Mapping[str, Tensor], base: Held | None, hints: Hints) -> Plan:
+    """Plans a save beyond the lattice, exact or in bfloat16: only what is still stays where it is."""
+    last = hints.before if base is None else base
+    stood = standing(state, state, last, hints, key=base is None) if isinstance(last, Held) else {}
+    epoch = fresh_epoch(state) if base is None else next_epoch(base)
+    return Plan({name: stood.get(name) for name in state}, epoch)
 
 
 def _finished(lattice: Lattice | None, square: float, rows: StillRows | None) -> Lattice | None:

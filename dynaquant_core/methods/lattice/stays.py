@@ -20,7 +20,7 @@ from dynaquant_core.quantize.lattice import steps_of, surroundings
 from dynaquant_core.state.raw import words_of
 from dynaquant_core.state.spec import TensorSpec
 
-__all__ = ["Lattice", "staying"]
+__all__ = ["Lattice", "standing", "staying"]
 
 #: A frozen tensor keeps its step up to so many times what the scale asks for.
 WIDEST = 2.0
@@ -71,22 +71,10 @@ def staying(
     *,
     key: bool,
 ) -> dict[str, Lattice]:
-    """Those that stay on the lattice of the run's last checkpoint: of a key only what is still.
-
-    And of that only what is all on its lattice: a key would have to give rows that are not, value by value.
-    """
-    cells = {
-        name: held
-        for name in names
-        if isinstance(held := base.tensors.get(name), Cells)
-        and held.spec == TensorSpec.of(state[name])
-        and not (key and holds_rows(held.rows))
-    }
+    """Those that stay on the lattice of the run's last checkpoint: of a key only what is still."""
+    cells = _cells(names, state, base, key=key)
     asked = [name for name, held in cells.items() if key or base.restored or held.factor < 1]
-    # A save may draft a delta and a key: they ask for different tensors.
-    still = found_once(
-        ("still", key), hints, lambda: those(lambda name: _is_still(cells[name], state[name]), asked)
-    )
+    still = _still(cells, asked, state, hints, key=key)
     stay: Collection[str] = still
     if not key and not base.restored and base.scale == scale:
         stay = cells.keys() - _outgrown(cells, state, scale, hints, bound)
@@ -96,7 +84,43 @@ def staying(
         )
         steps = steps_of(scale, stats_of(state, hints, bound)) if frozen else {}
         stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
-    return {name: _same(cells[name], still=name in still) for name in stay}
+    # What is still loses nothing on its lattice, whatever the scale, and would take noise on another.
+    stood = standing(cells.keys() - set(stay), state, base, hints, key=key)
+    return {name: _same(cells[name], still=name in still) for name in stay} | stood
+
+
+def standing(
+    names: Iterable[str], state: Mapping[str, Tensor], base: Held, hints: Hints, *, key: bool
+) -> dict[str, Lattice]:
+    """Those that are, in every bit, what the run's last checkpoint decodes to.
+
+    No checkpoint is too good for them: what one beyond the lattice gave as a value would be put on another
+    lattice by the next, and get the noise of that when it is restored.
+    """
+    cells = _cells(names, state, base, key=key)
+    return {name: _same(cells[name], still=True) for name in _still(cells, cells, state, hints, key=key)}
+
+
+def _cells(names: Iterable[str], state: Mapping[str, Tensor], base: Held, *, key: bool) -> dict[str, Cells]:
+    """What is on a lattice; for a key, all of it: a key would have to give other rows value by value."""
+    return {
+        name: held
+        for name in names
+        if isinstance(held := base.tensors.get(name), Cells)
+        and held.spec == TensorSpec.of(state[name])
+        and not (key and holds_rows(held.rows))
+    }
+
+
+def _still(
+    cells: Mapping[str, Cells], names: Iterable[str], state: Mapping[str, Tensor], hints: Hints, *, key: bool
+) -> frozenset[str]:
+    """Which of the names are still, each looked at once a save; a key and a delta may ask of other bases."""
+    known: dict[str, bool] = hints.scratch.setdefault(("lattice", "still", key), {})
+    asked = [name for name in names if name not in known]
+    found = those(lambda name: _is_still(cells[name], state[name]), asked)
+    known |= {name: name in found for name in asked}
+    return frozenset(name for name in names if known[name])
 
 
 def _outgrown(
