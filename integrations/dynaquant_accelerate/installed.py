@@ -67,7 +67,11 @@ class Installed:
 
     @property
     def step(self) -> int:
-        """Optimizer steps completed, those before a restore included."""
+        """Optimizer steps completed, those before a restore included.
+
+        A native checkpoint holds no count of its own: there it is what its optimizers have counted (Adam
+        does), and 0 where none does (SGD).
+        """
         return self._steps.done
 
     @property

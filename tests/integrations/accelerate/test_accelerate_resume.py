@@ -254,6 +254,17 @@ def test_steps_are_counted_on_whatever_is_prepared_now(tmp_path):
     assert bench.ours.wait().step == bench.done + 3
 
 
+def test_steps_begin_anew_after_close_and_go_on_without(tmp_path):
+    bench = train(build(tmp_path, options=EXACT), 2)
+    bench.accelerator.free_memory()
+    model = Net()
+    bench.accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    again = install(bench.accelerator, **EXACT)
+    assert again.step == bench.ours.step > 0
+    again.close()
+    assert install(bench.accelerator, **EXACT).step == 0
+
+
 def test_an_optimizer_that_never_steps_does_not_stop_the_count(tmp_path):
     """Two optimizers, of which the first is not used yet; then the second one steps less often than it."""
     accelerator = Accelerator(
