@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dynaquant_core.errors import ConfigError, EvaluationError
 from dynaquant_core.plugins import describe
 from dynaquant_lightning import DynaQuantCallback
 from dynaquant_lightning.aside import set_aside
+from dynaquant_lightning.batches import Batch
 from tests.integrations.lightning.kit import Digits, digits, everything, fit, loaders, saves, trainer
 
 
@@ -197,6 +199,17 @@ def test_a_step_that_works_in_place_leaves_batches_that_lie_in_memory_as_they_ar
     run.fit(Pixels("step"), loaders()[0], held)
     assert describe(tmp_path / "last.ckpt").evaluations > 1
     assert all(map(torch.equal, before, (part for batch in held.batches for part in batch)))
+
+
+def test_a_copied_batch_shares_what_the_batch_shares_and_keeps_what_cannot_be_copied():
+    whole, lock = torch.zeros(1000, 4), Lock()
+    part = whole[:2]
+    fresh = Batch({"a": part, "again": [part], "own": Hidden([part]), "lock": lock}, 0, None).copied()
+    assert fresh["a"] is fresh["again"][0] is fresh["own"][0]
+    assert fresh["lock"] is lock
+    fresh["a"].fill_(1)
+    assert not whole.any()
+    assert fresh["a"].untyped_storage().nbytes() == 2 * 4 * 4, "not all that a view looks into"
 
 
 class Noisy:
