@@ -79,6 +79,8 @@ def compared(step: int, own: Stand) -> list[Stand]:
     board = _board(step)
     board.post(f"{board.rank}", asdict(own))
     notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, deadline())
+    if board.rank == 0:
+        board.clear_others()
     stands = [Stand(**notes[rank]) for rank in range(board.ranks)]
     for number, stand in enumerate(stands):
         if stand.problem is not None and own.problem is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,9 @@ __all__ = ["Board"]
 
 #: Seconds between two looks, at first and at most.
 SHORTEST, LONGEST = 0.0005, 0.02
+
+#: On rank 0: name of a board -> notes that may lie on it.
+_lying: dict[str, set[str]] = {}
 
 
 class Board:
@@ -47,6 +50,7 @@ class Board:
                 f"the process group ({distributed.get_backend()}) has no store through which the ranks could "
                 "share the search; initialise it with gloo or nccl."
             )
+        self._name = name
         self._store = distributed_c10d.PrefixStore(f"dynaquant/{name}", store)
 
     def post(self, note: str, data: Mapping[str, Any]) -> None:
@@ -55,6 +59,7 @@ class Board:
         Raises:
             EvaluationError: the store is gone.
         """
+        self.expect([note])
         try:
             self._store.set(note, json.dumps(data))
         except RuntimeError as error:
@@ -74,6 +79,7 @@ class Board:
         Raises:
             EvaluationError: a rank did not put its note up in time; names it.  Or the store is gone.
         """
+        self.expect(notes.values())
         try:
             silent = self._await(notes, patience)
             if silent:
@@ -85,11 +91,27 @@ class Board:
         except RuntimeError as error:
             raise _gone(error) from error
 
-    def take_down(self, notes: Sequence[str]) -> None:
-        """Removes notes that everybody has read, where the store can."""
+    def expect(self, notes: Iterable[str]) -> None:
+        """Tells of notes that a rank may put up, whether or not somebody will ask for them."""
+        if self.rank == 0:
+            _lying.setdefault(self._name, set()).update(notes)
+
+    def take_down(self, notes: Iterable[str]) -> None:
+        """Removes notes that everybody has read, where the store can; rank 0 does it."""
+        _lying.get(self._name, set()).difference_update(notes)
         with suppress(RuntimeError, NotImplementedError):
             for note in notes:
                 self._store.delete_key(note)
+
+    def clear_others(self) -> None:
+        """Takes down what lies on all other boards; for rank 0, once all ranks have put notes up on this one.
+
+        Who has put one up has left the boards before: the ranks go from board to board in the same order, and
+        none looks at one again, late as it may be.  Without this a job's store, which is rank 0's memory,
+        would keep every plan of every search.
+        """
+        for name in [name for name in _lying if name != self._name]:
+            Board(name).take_down(_lying.pop(name))
 
     def _await(self, notes: Mapping[int, str], patience: float) -> list[int]:
         """Looks until all notes are there; the ranks whose note is not when patience ends."""
@@ -102,7 +124,7 @@ class Board:
         return []
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _listed(ranks: list[int]) -> str:
     names = ", ".join(map(str, ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 

@@ -234,9 +234,10 @@ class _Leader:
         if self._terms.manner != "apart":
             jobs = jobs * ranks
         number = self.post({"jobs": [*jobs, *[None] * (ranks - len(jobs))]})
+        notes = {rank: f"{number}/{rank}" for rank in range(1, len(jobs))}
+        self._board.expect(notes.values())
         own, cause = self._desk.answer(jobs[0])
         _require_good({0: own}, ranks, cause)
-        notes = {rank: f"{number}/{rank}" for rank in range(1, len(jobs))}
         others = self._board.gather(notes, self._patience) if notes else {}
         _require_good(others, ranks, None)
         self._board.take_down(list(notes.values()))

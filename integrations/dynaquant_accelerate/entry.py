@@ -31,7 +31,8 @@ def install(
     """Makes this accelerator's ``save_state`` and ``load_state`` write and read DynaQuant checkpoints.
 
     Only this object is changed: another accelerator, and the classes, stay as they are.  Calling it again
-    replaces the options; steps go on.
+    replaces the options; steps go on, whatever is prepared by then.  For another training with the same
+    accelerator, `Installed.close` the first: then they begin at 0.
 
     Args:
         accelerator: after ``prepare``.

@@ -20,9 +20,10 @@ from dynaquant_accelerate.naming import Naming
 from dynaquant_accelerate.prepared import averages, inner_optimizers, whose
 from dynaquant_accelerate.schedule import Steps, steps_of
 from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
+from dynaquant_accelerate.tracking import Tracking
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
-from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
+from dynaquant_core.plugins import PluginOptions, PluginRun, Turns
 from dynaquant_core.plugins.refusal import is_refusal
 
 __all__ = ["PLACE", "Installed"]
@@ -31,7 +32,7 @@ __all__ = ["PLACE", "Installed"]
 PLACE = "_dynaquant"
 
 #: Its methods that are replaced.
-REPLACED = ("save_state", "load_state", "end_training", "free_memory")
+REPLACED = ("save_state", "load_state", "end_training", "free_memory", "log")
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class Installed:
         self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate)
         options = replace(options, evaluate=None)
         self._raises = options.on_error == "raise"
-        self._run = PluginRun(options, framework="accelerate", report=self._report)
+        self._tracking = Tracking(accelerator)
+        self._run = PluginRun(options, framework="accelerate", report=self._tracking.put)
         self._watch()
         self._steps = Steps(self._counted, every, self._run.look_ahead, done)
         self._save, self._load = accelerator.save_state, accelerator.load_state
@@ -60,11 +62,16 @@ class Installed:
         self._before = {name: own for name, own in vars(accelerator).items() if name in REPLACED}
         accelerator.save_state, accelerator.load_state = self.save_state, self.load_state
         accelerator.end_training, accelerator.free_memory = self.end_training, self.free_memory
+        accelerator.log = self._tracking.log
         setattr(accelerator, PLACE, self)
 
     @property
     def step(self) -> int:
-        """Optimizer steps completed, those before a restore included."""
+        """Optimizer steps completed, those before a restore included.
+
+        A native checkpoint holds no count of its own: there it is what its optimizers have counted (Adam
+        does), and 0 where none does (SGD).
+        """
         return self._steps.done
 
     @property
@@ -207,10 +214,6 @@ class Installed:
     def _held(self) -> list[Any]:
         """The objects whose state lies in our checkpoint."""
         return [*self._accelerator._optimizers, *averages(self._accelerator)]
-
-    def _report(self, info: CheckpointInfo) -> None:
-        if self._accelerator.trackers:
-            self._accelerator.log(figures_of(info), step=info.step)
 
 
 def _of_the_model(evaluate: Callable[..., Any]) -> Callable[..., Any]:

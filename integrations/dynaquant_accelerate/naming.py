@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.plugins import PluginRun
 
 __all__ = ["Naming"]
+
+#: How Accelerate names checkpoints.
+_NUMBERED = re.compile(r"checkpoint_(\d+)")
 
 NO_FOLDER = "load_state: give the folder of a checkpoint, as automatic_checkpoint_naming is off."
 
@@ -109,7 +113,13 @@ class Naming:
         self._accelerator.wait_for_everyone()
 
     def go_on_after(self, folder: Path) -> None:
-        """Lets the numbers go on after the checkpoint that was loaded."""
-        project, number = self._accelerator.project_configuration, number_of(folder)
-        if self.automatic and folder.parent == self.parent and number is not None:
-            project.iteration = max(project.iteration, number + 1)
+        """Lets the numbers go on after the checkpoint that was loaded, and after those that came after it."""
+        parent = self.parent.resolve()
+        inside = folder if folder.parent.resolve() == parent else folder.resolve()
+        loaded = number_of(inside)
+        if not self.automatic or loaded is None or inside.parent.resolve() != parent:
+            return
+        project = self._accelerator.project_configuration
+        found = (_NUMBERED.fullmatch(path.name) for path in parent.iterdir() if not is_unfinished(path))
+        taken = [project.iteration - 1, loaded, *(int(one[1]) for one in found if one)]
+        project.iteration = max(taken) + 1

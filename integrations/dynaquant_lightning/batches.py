@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dynaquant_core.plugins.generators import kept
@@ -35,6 +36,13 @@ class Batch:
     data: Any
     index: int
     loader: int | None
+
+    def copied(self) -> Any:
+        """The data anew: a step or a hook may scale them in place, or take a key out, and these are kept.
+
+        What cannot be copied (an open file) is in the copy as it is.
+        """
+        return _copied(self.data, {})
 
 
 def held_out(trainer: Trainer) -> list[Batch]:
@@ -95,6 +103,26 @@ def _drawing(loaders: Iterable[Any]) -> list[Any]:
     """What may draw from a generator of its own while the loaders are read."""
     own = [getattr(loader, name, None) for loader in loaders for name in ("collate_fn", "dataset")]
     return [*_parts(loaders), *own]
+
+
+def _copied(value: Any, made: dict[int, Any]) -> Any:
+    """A deep copy; ``made``: copies by the identity of what they are copies of, so that one stays one."""
+    if id(value) in made:
+        return made[id(value)]
+    fresh: Any
+    if isinstance(value, Tensor):  # `deepcopy` would take along all the memory that a view looks into
+        fresh = value.detach().clone().requires_grad_(value.requires_grad)
+    elif type(value) is dict:
+        fresh = {key: _copied(item, made) for key, item in value.items()}
+    elif type(value) in (list, tuple):
+        fresh = type(value)(_copied(item, made) for item in value)
+    else:
+        try:
+            return deepcopy(value, dict(made))  # one that fails leaves nothing half made behind
+        except Exception:  # noqa: BLE001 - an object of any class: whatever it raises
+            return value
+    made[id(value)] = fresh
+    return fresh
 
 
 @contextmanager

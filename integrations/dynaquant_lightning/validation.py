@@ -114,7 +114,7 @@ class Validation:
     def _step(self, batch: Batch) -> Any:
         trainer = self._trainer
         module = trainer.lightning_module
-        data = trainer.precision_plugin.convert_input(batch.data)
+        data = trainer.precision_plugin.convert_input(batch.copied())
         number = batch.loader or 0
         data = module._on_before_batch_transfer(data, dataloader_idx=number)
         data = module._apply_batch_transfer_handler(data, device=module.device, dataloader_idx=number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+import xxhash
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
     ADAPTER_WEIGHTS_NAME,
@@ -20,20 +22,24 @@ from transformers.utils import (
     WEIGHTS_NAME,
 )
 
-from dynaquant_core.errors import CorruptFileError, StorageError
+from dynaquant_core.errors import CorruptFileError, DynaQuantError, StorageError
 from dynaquant_core.plugins import MARKER, is_checkpoint
+from dynaquant_core.plugins.marker import Marker
 
 __all__ = [
     "ADAPTER_WEIGHTS",
     "DEFAULT",
     "STATE_FILES",
     "WEIGHTS",
+    "digests",
     "is_ours",
     "load_json",
     "load_torch",
     "scheduler_state",
     "told",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Files of a model's weights and of an adapter's, the preferred ones first.
 WEIGHTS: Final = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
@@ -49,10 +55,19 @@ STATE_FILES: Final = re.compile(
 )
 
 
+#: Files that every native save writes, and that tell one from another; a marker's note has their digests.
+TELLING: Final = (TRAINER_STATE_NAME, TRAINING_ARGS_NAME)
+
+#: Folders that were taken for native ones, of which it was said.
+_said: set[Path] = set()
+
+
 def is_ours(path: Any) -> bool:
     """Whether ``path`` is a checkpoint of ours, over which no native one was saved since.
 
-    A native save of the weights alone tells by the Trainer's state, which is younger than our marker then.
+    A native save of the weights alone leaves no optimizer there; it tells by the Trainer's state and
+    arguments, which are not those that the marker knows then.  Weights that somebody else has put beside a
+    checkpoint of ours are none.
 
     Example:
         >>> is_ours("nowhere"), is_ours(None)
@@ -63,12 +78,56 @@ def is_ours(path: Any) -> bool:
     folder = Path(path)
     whole = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, "*-of-*.safetensors", "*-of-*.bin")
     adapters = (name for name in ADAPTER_WEIGHTS for name in (name, f"*/{name}"))
-    weights = any(True for name in (*whole, *adapters) for _ in folder.glob(name))
-    return not (weights and ((folder / OPTIMIZER_NAME).is_file() or _saved_after(folder)))
+    if not any(True for name in (*whole, *adapters) for _ in folder.glob(name)):
+        return True
+    return not ((folder / OPTIMIZER_NAME).is_file() or _saved_after(folder))
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Digests of the files in `TELLING` by their names, as far as they are there.
+
+    Raises:
+        StorageError: one cannot be read.
+
+    Example:
+        >>> digests(Path("nowhere"))
+        {}
+    """
+    found = {}
+    for path in (folder / name for name in TELLING):
+        if path.is_file():
+            with told("read", path):
+                found[path.name] = xxhash.xxh3_64_hexdigest(path.read_bytes())
+    return found
 
 
 def _saved_after(folder: Path) -> bool:
-    """Whether the Trainer saved its state after a checkpoint of ours was committed there."""
+    """Whether the Trainer saved there after a checkpoint of ours was committed; then it says so."""
+    try:
+        note = Marker.read(folder).note
+        now = digests(folder)
+    except DynaQuantError:
+        return False  # what is wrong with it its reader says
+    other = [name for name in TELLING if name in note and now.get(name, note[name]) != note[name]]
+    if other:
+        reason = f"{' and '.join(other)} changed since it was saved"
+    elif not any(name in note for name in TELLING) and _is_younger(folder):
+        reason = f"{TRAINER_STATE_NAME} is younger than {MARKER} (after a plain cp it may be, too)"
+    else:
+        return False
+    if folder not in _said:
+        _said.add(folder)
+        logger.warning(
+            "%s: the weights beside the DynaQuant checkpoint are taken, as a native save after it, and its "
+            "optimizer is not, because %s; remove the weights to resume from the DynaQuant checkpoint",
+            folder,
+            reason,
+        )
+    return True
+
+
+def _is_younger(folder: Path) -> bool:
+    """Whether the Trainer's state is younger than our marker: all that an older version leaves to tell by."""
     try:
         state, marker = folder / TRAINER_STATE_NAME, folder / MARKER
         return bool(state.stat().st_mtime_ns > marker.stat().st_mtime_ns)

@@ -172,10 +172,10 @@ def _numbered(output: Path) -> Iterator[tuple[int, Path]]:
 def _is_done(place: Place) -> bool:
     """Whether the checkpoint that was made there has its name already, or a newer one has it."""
     try:
+        if is_ours(place.final):  # no save of ours begins before what was committed has its name
+            return Marker.read(place.final).link == Marker.read(place.making).link
         state, marker = place.final / TRAINER_STATE_NAME, place.making / MARKER
-        if state.stat().st_mtime_ns > marker.stat().st_mtime_ns:
-            return True
-        return Marker.read(place.final).link == Marker.read(place.making).link
+        return bool(state.stat().st_mtime_ns > marker.stat().st_mtime_ns)
     except (DynaQuantError, FileNotFoundError):
         return False
 

@@ -19,7 +19,7 @@ from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
-from dynaquant_transformers.native import scheduler_state
+from dynaquant_transformers.native import digests, scheduler_state
 from dynaquant_transformers.places import Place, newest_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
 from dynaquant_transformers.shelf import Shelf
@@ -227,7 +227,7 @@ class Session:
         path = place.making / TRAINER_STATE_NAME
         self.trainer.state.save_to_json(str(path))  # again: it holds the name of the best
         self._shelf.expect(place)
-        self.run.save(place.making, place.step, tree)
+        self.run.save(place.making, place.step, tree, note=digests(place.making))
         if any(_reads_saves(callback) for callback in self.trainer.callback_handler.callbacks):
             self.settle()
 

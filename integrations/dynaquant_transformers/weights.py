@@ -55,13 +55,16 @@ def are_live(weights: Mapping[str, Any], model: nn.Module) -> bool:
 
 
 def hollow(model: nn.Module) -> dict[str, Any]:
-    """A state dict with which the model's ``save_pretrained`` writes everything but the weights.
+    """A state dict with which the model's ``save_pretrained`` writes everything but large weights.
 
-    Adapters look for their keys in it, so they get empty tensors under all of them.
+    Adapters look for their keys in it, and some work with their values (AdaLoRA cuts ranks, VB-LoRA takes the
+    largest logits), so it holds those; the base's weights and copies of its layers are empty tensors.
     """
-    if not _adapters(_bare(model)):
+    inner = _bare(model)
+    if not _adapters(inner):
         return {}
-    return {name: torch.empty(0) for name in model.state_dict()}
+    prefix = getattr(getattr(inner, "base_model", None), "prefix", None) or ""
+    return {name: value if prefix in name else torch.empty(0) for name, value in model.state_dict().items()}
 
 
 def put_weights(model: nn.Module, tree: Mapping[str, Any]) -> None:

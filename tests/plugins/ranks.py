@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from sklearn.datasets import load_digits
 from torch import distributed, nn
+from torch.distributed import distributed_c10d
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from dynaquant_core.plugins import PluginOptions, PluginRun
 from dynaquant_core.plugins.parallel import choose_together
 from dynaquant_core.search import Manager
 from dynaquant_core.store import CheckpointStore
@@ -131,6 +133,35 @@ class Rank:
         """As `shared`, but only the first rank searches alone as well: the processors are few."""
         self.train(120)
         return self.search(self.losses, 6, alone=self.rank == 0, method="dynaquant")
+
+    def often(self) -> list[int]:
+        """Twenty saves, as a plugin makes them; how many notes lie in the job's store after each.
+
+        In every fifth a rank cannot measure: a search that ends in an error leaves no more than another.
+        """
+        fails = False
+
+        def evaluate() -> list[float]:
+            if fails:
+                _raise()
+            return self.losses()
+
+        options = PluginOptions(evaluate=evaluate, threshold=THRESHOLD, on_error="warn")
+        run, found = PluginRun(options, framework="none"), []
+        run.watch(self.model, self.optimizer)
+        for save in range(20):
+            self.train(1)
+            fails = save % 5 == 3 and self.rank == save % 2
+            tree = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            run.meet(self.step)
+            run.choose(self.step, tree)
+            if self.rank == 0:
+                run.save(self.folder / f"often-{self.step}", self.step, tree)
+            distributed.barrier()
+            found.append(distributed_c10d._get_default_store().num_keys())
+            distributed.barrier()
+        run.close()
+        return found
 
     def reduced(self) -> list[dict[str, Any]]:
         """Every rank evaluates images of its own, and the values are averaged over the ranks."""

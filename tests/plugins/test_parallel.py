@@ -20,7 +20,7 @@ RANKS = "tests.plugins.ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("two")
-    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced")
+    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often")
     return play(RANKS, folder, 2, *acts, store="tcp", forked=True)
 
 
@@ -71,6 +71,13 @@ def one_round_in_steady_state(found: list[dict[str, Any]]) -> None:
 
 def test_in_steady_state_a_round_holds_the_reference_and_the_last_best(job: tuple[int, Found]) -> None:
     one_round_in_steady_state(job[1]["shared"])
+
+
+def test_searches_leave_no_notes_behind_but_the_last_ones(two: Found) -> None:
+    """The store lies in rank 0's memory, for as long as the job lives."""
+    notes = two["often"][0]["saves"]
+    assert len(notes) == 20
+    assert max(notes[10:]) <= max(notes[:10])
 
 
 @pytest.mark.slow

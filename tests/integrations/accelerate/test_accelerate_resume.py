@@ -225,39 +225,6 @@ def test_a_hook_of_the_users_that_keeps_the_weights_to_itself(tmp_path):
     assert bits(again.optimizer.state_dict()) == bits(bench.optimizer.state_dict())
 
 
-def test_ratio_degradation_and_seconds_go_to_the_trackers(tmp_path):
-    from accelerate.tracking import GeneralTracker
-
-    class Tracker(GeneralTracker):
-        name = "list"
-        requires_logging_directory = False
-
-        def __init__(self):
-            super().__init__()
-            self.lines = []
-
-        @property
-        def tracker(self):
-            return self.lines
-
-        def store_init_configuration(self, values):
-            pass
-
-        def log(self, values, step=None, **_):
-            self.lines.append((step, values))
-
-    tracker = Tracker()
-    bench = build(tmp_path, options={"evaluate": evaluate}, log_with=tracker)
-    bench.accelerator.init_trackers("digits")
-    train(bench, EPOCH, save_every=EPOCH)
-    bench.accelerator.end_training()
-    [(step, values)] = tracker.lines
-    assert step == EPOCH
-    assert values["dynaquant/ratio"] > 1
-    assert values["dynaquant/degradation"] <= 0.01
-    assert {"dynaquant/seconds/held", "dynaquant/seconds/search"} <= set(values)
-
-
 @pytest.mark.parametrize("precision", ["bf16"])
 def test_mixed_precision(tmp_path, precision):
     bench = train(
@@ -285,6 +252,17 @@ def test_steps_are_counted_on_whatever_is_prepared_now(tmp_path):
     assert bench.ours.step == bench.done + 3
     bench.accelerator.save_state()
     assert bench.ours.wait().step == bench.done + 3
+
+
+def test_steps_begin_anew_after_close_and_go_on_without(tmp_path):
+    bench = train(build(tmp_path, options=EXACT), 2)
+    bench.accelerator.free_memory()
+    model = Net()
+    bench.accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    again = install(bench.accelerator, **EXACT)
+    assert again.step == bench.ours.step > 0
+    again.close()
+    assert install(bench.accelerator, **EXACT).step == 0
 
 
 def test_an_optimizer_that_never_steps_does_not_stop_the_count(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from dynaquant_accelerate import newest
 from dynaquant_core.errors import ConfigError, StorageError
 from dynaquant_core.plugins import read_tree
-from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, names, train
+from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, everything, names, resume, train
 
 
 def test_the_last_whole_checkpoint_stays_where_the_next_save_fails(tmp_path):
@@ -40,6 +40,25 @@ def test_a_folder_with_a_remark_in_its_name_is_ordered_as_accelerate_orders_it(t
     bench.accelerator.load_state()
     assert bench.ours.step == 2 * EPOCH
     assert newest(folder) == str(folder / "checkpoint_1")
+
+
+@pytest.mark.parametrize("how", ["relative", "absolute", "dotted", "behind a link", "a link"])
+def test_after_an_older_checkpoint_the_numbers_go_on_after_the_newest(tmp_path, monkeypatch, how):
+    """Whatever way the script calls the folder; those that came after the one loaded stay."""
+    monkeypatch.chdir(tmp_path)
+    bench = train(build("run", options=EXACT), 3 * EPOCH, save_every=EPOCH)
+    bench.ours.wait()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    (tmp_path / "latest").symlink_to(tmp_path / "run" / "checkpoints" / "checkpoint_1")
+    (tmp_path / "run" / "checkpoints" / "best_2024").mkdir()
+    folder = {"absolute": tmp_path / "run", "behind a link": "link"}.get(how, "run")
+    again = build("./run" if how == "dotted" else "run", options=EXACT)
+    path = "latest" if how == "a link" else f"{folder}/checkpoints/checkpoint_1"
+    resume(again, path + ("/" if how == "dotted" else ""))
+    train(again, 3 * EPOCH, save_every=EPOCH).ours.wait()
+    assert everything(again) == everything(bench)
+    assert names(tmp_path / "run" / "checkpoints") == ["best_2024", *(f"checkpoint_{at}" for at in range(4))]
+    assert newest("run/checkpoints") == "run/checkpoints/checkpoint_3"
 
 
 def test_no_folder_is_guessed_where_accelerate_names_none(tmp_path):

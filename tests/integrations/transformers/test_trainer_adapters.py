@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from dynaquant_core.plugins import describe, read_tree
 from dynaquant_transformers import DynaQuantCallback
@@ -56,6 +57,47 @@ def test_a_resumed_adapter_is_the_uninterrupted_one(tmp_path, kind):
     again = trainer(tmp_path / "ours", DynaQuantCallback(**EXACT), model=lora(seed=1, **kind))
     again.train(resume_from_checkpoint=str(tmp_path / "ours" / "checkpoint-4"))
     assert everything(again) == everything(whole)
+
+
+class Allocate(TrainerCallback):
+    """Moves AdaLoRA's ranks to where they serve, as a script has to."""
+
+    def on_optimizer_step(self, args, state, control, model=None, **_):
+        if hasattr(model.base_model, "update_and_allocate"):
+            model.base_model.update_and_allocate(state.global_step + 1)
+
+
+def cut(kind, seed=0):
+    """A model whose adapters' stored tensors are worked out of the live ones."""
+    given = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    configs = {
+        "adalora": lambda: peft.AdaLoraConfig(
+            init_r=6, target_r=2, total_step=8, tinit=1, tfinal=5, deltaT=1, **given
+        ),
+        "vblora": lambda: peft.VBLoRAConfig(
+            r=4, num_vectors=8, vector_length=16, topk=2, save_only_topk_weights=True, **given
+        ),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft, about transformers and about what top-k weights lose
+        base = gpt()
+        torch.manual_seed(seed + 100)
+        return peft.get_peft_model(base, configs[kind]())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["adalora", "vblora"])
+def test_adapters_that_work_with_their_weights_when_they_are_saved_are_saved(tmp_path, kind):
+    native = trainer(tmp_path / "native", Allocate(), model=cut(kind))
+    native.train()
+    one = trainer(tmp_path / "ours", Allocate(), DynaQuantCallback(**EXACT), model=cut(kind))
+    one.train()
+    assert everything(one) == everything(native)
+    for step in (2, 4, 6, 8):
+        folder = tmp_path / "ours" / f"checkpoint-{step}"
+        assert list(folder.rglob("*.safetensors")) == []
+        wanted = load_file(tmp_path / "native" / folder.name / "adapter_model.safetensors")
+        assert bits(read_tree(folder)["adapters"]["default"]) == bits(wanted)
 
 
 def test_the_best_adapter_is_loaded_at_the_end(tmp_path):

@@ -1,6 +1,9 @@
 """What else lies in an output folder, who else writes there, and what the system refuses."""
 
+import json
 import os
+import shutil
+import time
 
 import pytest
 from transformers import TrainerCallback
@@ -8,6 +11,7 @@ from transformers import TrainerCallback
 from dynaquant_core.errors import DynaQuantError, StorageError, StoreLockedError
 from dynaquant_core.plugins import MARKER, describe, read_tree
 from dynaquant_transformers import DynaQuantCallback
+from dynaquant_transformers.native import is_ours
 from tests.integrations.transformers.kit import EXACT, bits, checkpoints, everything, gpt, names, trainer
 
 
@@ -62,13 +66,81 @@ def test_a_native_checkpoint_over_one_of_ours_is_the_newer_one(tmp_path, ours):
     assert seen == [held(want)]
 
 
-def test_a_checkpoint_that_replaces_another_one_gets_its_name_after_a_crash(tmp_path):
+class Beside(TrainerCallback):
+    """Puts weights into each checkpoint once it is there, as recipes for adapters and reporters do."""
+
+    trainer = None
+
+    def on_save(self, args, state, control, model=None, **_):
+        folder = f"{args.output_dir}/checkpoint-{state.global_step}"
+        if self.trainer is None:
+            model.save_pretrained(folder)
+        else:
+            self.trainer.save_model(folder)
+
+
+def copied(source, target):
+    """As by ``cp source/* target/``: every file is as young as the moment in which it was copied."""
+    target.mkdir(parents=True)
+    for path in sorted(source.iterdir()):
+        shutil.copyfile(path, target / path.name)
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_copied_checkpoint_with_weights_beside_it_is_resumed_with_its_optimizer(tmp_path, whole):
+    beside = Beside()
+    one = trainer(tmp_path / "run", beside, DynaQuantCallback(**EXACT))
+    beside.trainer = one if whole else None
+    one.train()
+    assert "model.safetensors" in names(tmp_path / "run" / "checkpoint-4")
+    copied(tmp_path / "run" / "checkpoint-4", tmp_path / "elsewhere" / "checkpoint-4")
+    again = trainer(tmp_path / "elsewhere", DynaQuantCallback(**EXACT), model=gpt(seed=5))
+    again.train(resume_from_checkpoint=str(tmp_path / "elsewhere" / "checkpoint-4"))
+    assert everything(again) == everything(one)
+
+
+def test_of_an_older_marker_it_is_said_that_weights_beside_it_are_taken(tmp_path, caplog):
+    one = trainer(tmp_path / "run", Beside(), DynaQuantCallback(**EXACT), max_steps=2)
+    one.train()
+    source = tmp_path / "run" / "checkpoint-2"
+    old = json.loads((source / MARKER).read_text())
+    assert old.pop("note")
+    (source / MARKER).write_text(json.dumps(old))
+    os.utime(source / "trainer_state.json", (1, 1))
+    assert is_ours(source)
+    copied(source, tmp_path / "copy")
+    assert not is_ours(tmp_path / "copy")
+    assert not is_ours(tmp_path / "copy")
+    assert caplog.text.count("remove the weights to resume from the DynaQuant checkpoint") == 1
+
+
+def test_native_weights_alone_over_a_checkpoint_of_ours_are_newer_and_it_is_said(tmp_path, caplog):
+    """The Trainer's state is the very same: nothing was logged before."""
+    trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=2).train()
+    state = (tmp_path / "checkpoint-2" / "trainer_state.json").read_bytes()
+    want = trainer(tmp_path, model=gpt(seed=5), max_steps=2, save_only_model=True)
+    want.train()
+    (tmp_path / "checkpoint-2" / "trainer_state.json").write_bytes(state)
+    assert MARKER in names(tmp_path / "checkpoint-2")
+    again = trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=3)
+    seen = []
+    again.add_callback(At(2, lambda: seen.append(bits(dict(again.model.state_dict()))), "on_train_begin"))
+    again.train(resume_from_checkpoint=True)
+    assert seen == [bits(dict(want.model.state_dict()))]
+    assert "its optimizer is not" in caplog.text
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_checkpoint_that_replaces_another_one_gets_its_name_after_a_crash(tmp_path, copied):
     """It was committed; that an older one had the name already does not make it less."""
     for folder, seed in ((tmp_path / "old", 0), (tmp_path / "new", 4)):
         trainer(folder, DynaQuantCallback(**EXACT), model=gpt(seed=seed), max_steps=4).train()
     made = tmp_path / "old" / ".dynaquant" / "4" / "checkpoint-4"
     made.parent.mkdir(parents=True)
     (tmp_path / "new" / "checkpoint-4").rename(made)
+    if copied:  # the output folder by a plain cp -r: what was there longest may be youngest
+        os.utime(tmp_path / "old" / "checkpoint-4" / "trainer_state.json")
     want = bits(read_tree(made))
     trainer(tmp_path / "old", DynaQuantCallback(**EXACT), max_steps=4).train(resume_from_checkpoint=True)
     assert bits(read_tree(tmp_path / "old" / "checkpoint-4")) == want
