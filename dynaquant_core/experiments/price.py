@@ -132,9 +132,9 @@ def prices(results: Mapping[str, Any]) -> list[Price]:
     for run in results["runs"]:
         key = ("model", "parameters", "data", "moments", "max_chain", "threshold", "interval_steps", "steps")
         setting = (_label(run), run["final"]["metric"], len(run["failures"]), unplanned(run))
-        groups[(*(run.get(name) for name in key), *setting)].append(run)
-    device = _device(results["environment"])
-    return [_price(runs, results["runs"], device) for runs in groups.values()]
+        device = _device(run, results["environment"])
+        groups[(device, *(run.get(name) for name in key), *setting)].append(run)
+    return [_price(runs, results["runs"], key[0]) for key, runs in groups.items()]
 
 
 def _label(run: Run) -> str:
@@ -251,6 +251,8 @@ def _training(run: Run) -> tuple[Any, ...]:
     return (*(run[name] for name in told), run["final"]["metric"], training_label(run))
 
 
-def _device(environment: Mapping[str, Any]) -> str:
+def _device(run: Run, environment: Mapping[str, Any]) -> str:
+    """Where a run ended; of earlier versions, where the command was started last."""
+    environment = next(reversed(run.get("machines", [])), environment)
     device = str(environment.get("device", "unknown"))
     return str(environment.get("processor") or device) if device == "cpu" else device

@@ -62,4 +62,6 @@ def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
     training = pretraining(run)
     if run.pretrained is not None and run.pretrained.source is None:
         record(training, fingerprint(training.data), planned.label, watcher, job.threads)
-    return found or train_baseline(run, key, planned.label, watcher, job.threads, start=job.start)
+    return found or train_baseline(
+        run, planned.data, planned.machine, planned.label, watcher, start=job.start
+    )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import mean, note, say
+from dynaquant_core.experiments.life import mean, note, note_start, say
 from dynaquant_core.experiments.trainer import Trainer
 
 __all__ = ["Buckets", "bucket_errors", "bucket_words"]
@@ -91,7 +91,7 @@ class Buckets:
         """Keeps the parameters where changes begin and end, then measures."""
         section, trainer = self._section, self._trainer
         self._job.diary.unlink(missing_ok=True)  # what was cut short begins anew
-        note(self._job, "start", restored=0)
+        note_start(self._job)
         spans = [section.every * number for number in range(1, section.count + 1)]
         wanted = {0, *section.after, *(start + span for start in section.after for span in spans)}
         kept = {}
