@@ -39,7 +39,7 @@ NUMBERS = (
     "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
     "training_seconds", *(f"{stage}_seconds" for stage in STAGES), "overhead", "restore_rework",
     "rework_mean", "rework_low", "rework_high", "rework_repeats", "checkpoint_bytes", "bins",
-    "smaller", "seconds_a_step",
+    "smaller", "seconds_a_step", "fixed",
 )  # fmt: skip
 
 
@@ -109,6 +109,8 @@ def figures(run: Run) -> dict[str, float | None]:
     numbers["bins"] = None if None in bins else _mean(bins)
     system = run.get("system") or {}
     numbers |= {name: system.get(name) for name in ("smaller", "seconds_a_step")}
+    fix = run.get("fix")
+    numbers["fixed"] = sum(_holds(entry["config"] or {}, fix) for entry in entries) if fix else None
     return {name: numbers[name] for name in NUMBERS}
 
 
@@ -174,6 +176,14 @@ def _ratio(entries: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> float 
     parts = [entry["parts"][role] for entry in entries for role in roles if role in entry["parts"]]
     stored = sum(part["stored_bytes"] for part in parts)
     return sum(part["raw_bytes"] for part in parts) / stored if stored else None
+
+
+def _holds(config: Mapping[str, Any], fix: Mapping[str, Any]) -> bool:
+    """Whether a point is where ``fix`` left its axes; its words (a metric of pruning) may mean nothing there."""
+    exact = "exact" in config.values() or config.get("exact") is True
+    return not exact and all(
+        config.get(name) == value for name, value in fix.items() if not isinstance(value, str)
+    )
 
 
 def _lost(entries: Sequence[Mapping[str, Any]], name: str) -> list[float]:
