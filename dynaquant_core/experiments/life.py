@@ -117,7 +117,7 @@ class Life:
         reference = {
             "search": measured(search, trainer.step),
             "heldout": measured(heldout, trainer.step),
-            "part": measured(search[: trainer.data.part], trainer.step),
+            "part": measured(self._part(search), trainer.step),
         }
         note(self._job, "reference", step=trainer.step, **reference)
         if companion is not None:
@@ -132,9 +132,14 @@ class Life:
             self._probe()
 
     def _probe(self) -> None:
+        note(self._job, "probe", step=self._trainer.step, value=measured(self._part(), self._trainer.step))
+
+    def _part(self, search: Sequence[float] = ()) -> Sequence[float]:
+        """The metric on the small part, from ``search``, that of each search batch, where it is at hand."""
         data = self._trainer.data
-        value = measured(self._trainer.quality(data.search[: data.part]), self._trainer.step)
-        note(self._job, "probe", step=self._trainer.step, value=value)
+        if len(search) == len(data.search):
+            return search[: data.part]
+        return self._trainer.quality(data.search[: data.part])  # a correlation is one value of a whole set
 
     def _report(self, loss: float, *, always: bool) -> None:
         step = self._trainer.step
