@@ -16,6 +16,7 @@ from torch import nn
 from dynaquant_core.errors import ConfigError, CorruptFileError, ExperimentError
 from dynaquant_core.experiments import Progress, Results, events, run_experiment, summary
 from dynaquant_core.experiments.config import load_experiment, validate
+from dynaquant_core.experiments.figures import by_setting
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life
 from dynaquant_core.experiments.models import build
@@ -78,6 +79,18 @@ def test_one_checkpoint_within_the_threshold_and_a_baseline_of_the_same_seed(don
     assert runs[0]["checkpoints"][0]["quality"] == runs[1]["checkpoints"][0]["quality"]
     assert summary(done)[0]["threshold met"] == "1 of 1"
     assert "as decoded" in (done.path.parent / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_seeds_share_has_no_spread(done: Results) -> None:
+    ((_, seeds, numbers),) = by_setting(done.data["runs"])
+    assert seeds == [0, 1]
+    for name in ("ratio_weights", "degradation_mean", "met"):
+        figure = numbers[name]
+        assert figure is not None, name
+        assert figure.spread is None, name
+    tuned = numbers["final_degradation"]
+    assert tuned is not None
+    assert tuned.spread is not None
 
 
 @pytest.mark.usefixtures("one_thread", "done")
