@@ -7,6 +7,7 @@ where the interval is the share of the training over which that movement was mad
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Figure | None:
-        """Of the values that are known; None where none is.
+        """Of the values that are known; None where none is.  Infinite ones have no spread.
 
         Example:
             >>> Figure.of([1.0, None, 3.0])
@@ -68,7 +69,8 @@ class Figure:
         known = [value for value in values if value is not None]
         if not known:
             return None
-        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+        spread = len(known) > 1 and all(map(math.isfinite, known))
+        return cls(statistics.fmean(known), statistics.stdev(known) if spread else None)
 
 
 @dataclass(frozen=True, slots=True)
