@@ -136,6 +136,27 @@ def test_more_methods_repeat_neither_pre_training_nor_baseline(done: Results) ->
     assert run["final"]["baseline"] == done.data["runs"][1]["final"]["baseline"]
 
 
+def test_a_pre_training_that_was_made_anew_in_other_bits_is_another_start(done: Results) -> None:
+    (diary,) = Path("runs/.recordings").glob("*/events.jsonl")
+    (final,) = events.find(events.read(diary), "final")
+    kept = diary.read_text(encoding="utf-8")
+    said: list[Progress] = []
+    try:
+        diary.write_text(kept.replace(final["weights_digest"], "another"), encoding="utf-8")
+        assert run_experiment("tiny.yaml", ["output=first"], said.append).data["runs"] == done.data["runs"]
+        grown = ["seeds=[0, 1, 2]", "output=first"]
+        with pytest.raises(ExperimentError, match=r"ends in other weights than those that first/run-0 began"):
+            run_experiment("tiny.yaml", grown)
+        assert said == [], "what is finished stays"
+        run_experiment("tiny.yaml", ["seeds=[0]", "output=anew"], said.append)
+        assert {progress.run for progress in said} == {"baseline of run 1 of 1, seed 0", "run 1 of 1, seed 0"}
+    finally:
+        diary.write_text(kept, encoding="utf-8")
+    said.clear()
+    run_experiment("tiny.yaml", ["seeds=[0]", "output=again"], said.append)
+    assert {progress.run for progress in said} == {"run 1 of 1, seed 0"}
+
+
 def test_a_run_that_was_cut_short_keeps_its_checkpoint(done: Results) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.run.startswith("run") and progress.step >= 5:
