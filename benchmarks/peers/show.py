@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dynaquant_core.cli.output import print_table, share, write_line
@@ -28,15 +28,18 @@ def summary(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for stage in ("search", "write", "read")
     }
     bits = [entry["bits"] for entry in checkpoints]
+    search, heldout = (
+        [entry["degradation"][part] for entry in checkpoints] for part in ("search", "heldout")
+    )
     return {
         "ratio_weights": _ratio(checkpoints, ("weight",)),
         "ratio_moments": _ratio(checkpoints, ("moment",)),
         "ratio_state": _ratio(checkpoints, ("weight", "moment")),
         "checkpoints_count": len(checkpoints),
         "met": sum(bool(entry["met"]) for entry in checkpoints),
-        "degradation_mean": _mean(entry["degradation"]["search"] for entry in checkpoints),
-        "degradation_max": max(_known(entry["degradation"]["search"] for entry in checkpoints), default=None),
-        "heldout_degradation_mean": _mean(entry["degradation"]["heldout"] for entry in checkpoints),
+        "degradation_mean": _over_all(statistics.fmean, search),
+        "degradation_max": _over_all(max, search),
+        "heldout_degradation_mean": _over_all(statistics.fmean, heldout),
         "unchanged": _mean(entry["unchanged"] for entry in checkpoints),
         **{f"{name}_mean": _mean(values) for name, values in lost.items()},
         **seconds,
@@ -94,6 +97,12 @@ def _known(values: Iterable[float | None]) -> list[float]:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = _known(values)
     return statistics.fmean(known) if known else None
+
+
+def _over_all(together: Callable[[Sequence[float]], float], values: Sequence[float | None]) -> float | None:
+    """None where one is: a checkpoint that decodes to no number must not flatter its row."""
+    known = _known(values)
+    return together(known) if known and len(known) == len(values) else None
 
 
 def _times(ratio: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
@@ -11,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from dynaquant_core.errors import StorageError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.machine import Machine, lives_on, machine_here
 from dynaquant_core.experiments.supervisor import Report, complete
-from dynaquant_core.experiments.trainer import device_name
 
 __all__ = [
     "DECISIVE",
@@ -34,10 +33,12 @@ __all__ = [
     "train_baseline",
 ]
 
+logger = logging.getLogger(__name__)
+
 #: Below the current folder, beside the default outputs.
 FOLDER = Path("runs") / ".baselines"
 
-#: What decides an uninterrupted run, beside its data's content, torch, the device and the number of threads.
+#: What decides an uninterrupted run, beside its data's content and the machine (`machine`).
 DECISIVE = ("model", "data", "optimizer", "steps", "checkpoint_every", "seed", "evaluate")
 
 #: Counts up when a baseline's diary tells more than before, so that an older one is trained again.
@@ -87,18 +88,17 @@ def last_interval_loss(diary: Sequence[Event], interval: int) -> float | None:
     return sum(losses.values()) / len(losses) if losses else None
 
 
-def baseline_key(experiment: Experiment, fingerprint: str, threads: int | None = None) -> str:
+def baseline_key(experiment: Experiment, fingerprint: str, machine: Machine) -> str:
     """Hex name of the baseline that an experiment's run is compared with.
 
     Args:
         experiment: one run.
         fingerprint: of its data.
-        threads: of its process; None: as many as there are.
+        machine: that it is trained on.
     """
     settings = experiment.as_dict()
     decisive = {name: settings[name] for name in DECISIVE}
-    machine = [torch.__version__, device_name(), threads or torch.get_num_threads()]
-    text = json.dumps([RECORD, decisive, fingerprint, machine], sort_keys=True)
+    text = json.dumps([RECORD, decisive, fingerprint, dict(machine)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -110,44 +110,66 @@ def find_baseline(key: str, interval: int) -> Baseline | None:
 
 def train_baseline(
     experiment: Experiment,
-    key: str,
+    fingerprint: str,
+    machine: Machine,
     label: str,
     report: Report,
-    threads: int | None = None,
     *,
     start: Path | None = None,
 ) -> Baseline:
     """Trains without saving or failures, and caches the result; one that another thread trains is waited for.
 
+    Where the run that needs it was begun on another machine whose baseline is not here, it is compared with
+    one of this machine, and a warning says so.
+
     Args:
         experiment: one run.
-        key: of its baseline.
+        fingerprint: of its data.
+        machine: that the run is or was trained on.
         label: name of the run that needs it first, in progress reports and errors.
         report: takes progress.
-        threads: of its process; None: as many as there are.
-        start: weights that it begins with, of which ``key`` tells; None: the model's own.
+        start: weights that it begins with, of which ``fingerprint`` tells; None: the model's own.
 
     Raises:
         ExperimentError: the training process failed.
     """
+    key, interval = baseline_key(experiment, fingerprint, machine), experiment.checkpoint_every
     with _in_turn(key):
-        return _trained(experiment, key, label, report, threads, start)
+        found = find_baseline(key, interval)
+        if found is not None:
+            return found
+        here = machine_here(machine["threads"])
+        other = find_baseline(baseline_key(experiment, fingerprint, here), interval)
+        if other is not None:
+            _tell_apart(label, machine, here)
+            return other
+        _sweep(key)
+        partial = FOLDER / f"{key}.{os.getpid()}"
+        job = Job(partial, experiment, saves=False, threads=machine["threads"], start=start)
+        return _trained(job, fingerprint, machine, label, report)
 
 
-def _trained(
-    experiment: Experiment, key: str, label: str, report: Report, threads: int | None, start: Path | None
-) -> Baseline:
-    found = find_baseline(key, experiment.checkpoint_every)
-    if found is not None:
-        return found
-    _sweep(key)
-    partial = FOLDER / f"{key}.{os.getpid()}"
-    shutil.rmtree(partial, ignore_errors=True)  # of a failure, whose log was worth keeping until now
-    job = Job(partial, experiment, saves=False, threads=threads, start=start)
+def _trained(job: Job, fingerprint: str, machine: Machine, label: str, report: Report) -> Baseline:
+    """Kept under the machine that its process was on, whatever this one takes for it."""
+    shutil.rmtree(job.folder, ignore_errors=True)  # of a failure, whose log was worth keeping until now
     job.write()
     diary = complete(job, (), f"baseline of {label}", report)
-    _move(partial, key, experiment.checkpoint_every)
-    return Baseline.of(diary, experiment.checkpoint_every)
+    (made,) = lives_on(diary)
+    if made != machine:
+        _tell_apart(label, machine, made)
+    interval = job.experiment.checkpoint_every
+    _move(job.folder, baseline_key(job.experiment, fingerprint, made), interval)
+    return Baseline.of(diary, interval)
+
+
+def _tell_apart(label: str, wanted: Machine, found: Machine) -> None:
+    differing = [f"{name} {wanted[name]}, not {found[name]}" for name in found if found[name] != wanted[name]]
+    logger.warning(
+        "%s was trained on another machine than the uninterrupted run that it is compared with (%s): "
+        "rounding alone makes them differ; keep runs/.baselines of that machine, or run it anew.",
+        label,
+        "; ".join(differing),
+    )
 
 
 def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:

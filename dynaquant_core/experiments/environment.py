@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from dynaquant_core.experiments.trainer import device_name
+from dynaquant_core.experiments.machine import accelerator, processor
 
 __all__ = ["environment"]
 
 
 def environment() -> dict[str, Any]:
     """JSON-ready facts that a figure depends on."""
-    device = device_name()
     return {
         "dynaquant": _version("dynaquant"),
         "python": platform.python_version(),
@@ -25,10 +23,10 @@ def environment() -> dict[str, Any]:
         "numpy": _version("numpy"),
         "numba": _version("numba"),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "device": device if device == "cpu" else torch.cuda.get_device_name(),
+        "device": accelerator(),
     }
 
 
@@ -37,13 +35,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "from source"
-
-
-def _processor() -> str:
-    """Linux names the processor in a file; elsewhere the platform module does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())

@@ -2,7 +2,7 @@
 
 | event | written when | fields |
 |---|---|---|
-| start | a process begins or resumes | restored |
+| start | a process begins or resumes | restored, machine (not in earlier versions) |
 | loss | now and then; at each step of the last interval | step, loss, seconds (in training, this process) |
 | reference | a checkpoint is due | step, search, heldout, part: quality of the true weights |
 | checkpoint | a checkpoint was committed and read back | the entry of results.json |

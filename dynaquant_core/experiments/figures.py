@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -39,8 +40,16 @@ NUMBERS = (
     "final_degradation", "stale_times_interval", "stale_mean", "noise_mean", "er_mean", "unchanged",
     "training_seconds", *(f"{stage}_seconds" for stage in STAGES), "overhead", "restore_rework",
     "rework_mean", "rework_low", "rework_high", "rework_repeats", "checkpoint_bytes", "bins",
-    "smaller", "seconds_a_step",
+    "smaller", "seconds_a_step", "fixed",
 )  # fmt: skip
+
+#: Those of a transfer that its seeds share: it compresses once, and what is drawn is the fine-tuning.
+SHARED = frozenset(NUMBERS[: NUMBERS.index("final_value")]) | {
+    "stale_mean",
+    "noise_mean",
+    "er_mean",
+    "unchanged",
+}
 
 
 def words(run: Run) -> dict[str, Any]:
@@ -64,12 +73,13 @@ def figures(run: Run) -> dict[str, float | None]:
 
     Ratios are raw over stored bytes of all checkpoints: of the weights, of weights and moments, and of
     everything with the files' own overhead.  Degradations are on the search set, which the threshold is
-    about, unless the name says otherwise.  Seconds are sums over the run, overhead (collector, time held and
+    about, unless the name says otherwise; infinite where a decoded model's metric was no number, or worse
+    than a perfect one.  Seconds are sums over the run, overhead (collector, time held and
     search) is a share of the training time, the rework of restores a mean in intervals.
     """
     entries = run["checkpoints"]
     search, heldout = (
-        _known(entry["degradation"][part] for entry in entries) for part in ("search", "heldout")
+        [_worse(entry["degradation"][part]) for entry in entries] for part in ("search", "heldout")
     )
     lost = {name: _mean(_lost(entries, name)) for name in ("stale", "noise", "er")}
     reworks = _known(restore.get("rework_intervals") for restore in run["restores"])
@@ -109,13 +119,15 @@ def figures(run: Run) -> dict[str, float | None]:
     numbers["bins"] = None if None in bins else _mean(bins)
     system = run.get("system") or {}
     numbers |= {name: system.get(name) for name in ("smaller", "seconds_a_step")}
+    fix = run.get("fix")
+    numbers["fixed"] = sum(_holds(entry["config"] or {}, fix) for entry in entries) if fix else None
     return {name: numbers[name] for name in NUMBERS}
 
 
 def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figure | None]]]:
     """For each setting its first run, its seeds, and every number as mean and spread over them.
 
-    Runs that were interrupted stand apart from those that were not.
+    Runs that were interrupted stand apart from those that were not.  What seeds share has no spread.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -125,7 +137,11 @@ def by_setting(runs: Sequence[Run]) -> list[tuple[Run, list[int], dict[str, Figu
     found = []
     for alike in groups.values():
         numbers = [figures(run) for run in alike]
-        together = {name: Figure.of(each[name] for each in numbers) for name in NUMBERS}
+        shared = SHARED if kind_of(alike[0]) == "transfer" else frozenset()
+        together = {
+            name: Figure.of(each[name] for each in (numbers[:1] if name in shared else numbers))
+            for name in NUMBERS
+        }
         found.append((alike[0], sorted(run["seed"] for run in alike), together))
     return found
 
@@ -176,8 +192,21 @@ def _ratio(entries: Sequence[Mapping[str, Any]], roles: Sequence[str]) -> float 
     return sum(part["raw_bytes"] for part in parts) / stored if stored else None
 
 
+def _holds(config: Mapping[str, Any], fix: Mapping[str, Any]) -> bool:
+    """Whether a point is where ``fix`` left its axes; words (a metric of pruning) may mean nothing there."""
+    exact = "exact" in config.values() or config.get("exact") is True
+    return not exact and all(
+        config.get(name) == value for name, value in fix.items() if not isinstance(value, str)
+    )
+
+
 def _lost(entries: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return _known((entry["movement_lost"] or {}).get(name) for entry in entries)
+
+
+def _worse(degradation: float | None) -> float:
+    """As it was before it was written: JSON has no infinity, and no other number is null."""
+    return math.inf if degradation is None else degradation
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -26,7 +26,8 @@ class Job:
         saves: False for a baseline, which trains without checkpoints.
         records: whether exact states are written beside the diary (`tape`).
         recording: folder of the recording that is replayed; None: the run is trained.
-        threads: of its process; None: as many as there are.  They decide about the last bits of a training.
+        threads: of its process; None: as many as there are (jobs of earlier versions).  They decide about the
+            last bits of a training.
         start: weights that a fine-tuning begins with (`pretraining.read_weights`); None: the model's own.
         content: digest of what a run of a grid reads (`pretraining.content`); None: not noted.
     """

@@ -18,12 +18,13 @@ from dynaquant_core.experiments import events
 from dynaquant_core.experiments.data.dataset import Dataset
 from dynaquant_core.experiments.failures import failure_steps
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.machine import machine_here
 from dynaquant_core.experiments.pretraining import put_weights, read_weights
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.tape import Tape
 from dynaquant_core.experiments.trainer import Trainer
 
-__all__ = ["Life", "in_curve", "mean", "measured", "note", "say", "swaps_left"]
+__all__ = ["Life", "in_curve", "mean", "measured", "note", "note_start", "say", "swaps_left"]
 
 #: Seconds between two lines of progress, and points in a run's loss curve.
 PROGRESS_SECONDS = 0.2
@@ -71,7 +72,7 @@ class Life:
         with self._companion() as companion:
             if companion is not None:
                 self._restored = companion.restore()
-            note(self._job, "start", restored=self._restored)
+            note_start(self._job, self._restored)
             if self._restored and self._job.saves:
                 self._probe()
             while self._trainer.step < steps:
@@ -116,7 +117,7 @@ class Life:
         reference = {
             "search": measured(search, trainer.step),
             "heldout": measured(heldout, trainer.step),
-            "part": measured(search[: trainer.data.part], trainer.step),
+            "part": measured(self._part(search), trainer.step),
         }
         note(self._job, "reference", step=trainer.step, **reference)
         if companion is not None:
@@ -131,9 +132,14 @@ class Life:
             self._probe()
 
     def _probe(self) -> None:
+        note(self._job, "probe", step=self._trainer.step, value=measured(self._part(), self._trainer.step))
+
+    def _part(self, search: Sequence[float] = ()) -> Sequence[float]:
+        """The metric on the small part, from ``search``, that of each search batch, where it is at hand."""
         data = self._trainer.data
-        value = measured(self._trainer.quality(data.search[: data.part]), self._trainer.step)
-        note(self._job, "probe", step=self._trainer.step, value=value)
+        if len(search) == len(data.search):
+            return search[: data.part]
+        return self._trainer.quality(data.search[: data.part])  # a correlation is one value of a whole set
 
     def _report(self, loss: float, *, always: bool) -> None:
         step = self._trainer.step
@@ -176,6 +182,11 @@ def note(job: Job, event: str, **fields: Any) -> None:
     """One event, to the diary and to the parent."""
     events.append(job.diary, event, **fields)
     say({"event": event, **fields})
+
+
+def note_start(job: Job, restored: int = 0) -> None:
+    """That a life begins, from a step, and on which machine."""
+    note(job, "start", restored=restored, machine=machine_here(job.threads))
 
 
 def say(message: dict[str, Any]) -> None:

@@ -43,6 +43,9 @@ def method_of(experiment: Experiment) -> Method:
 def narrowed(space: Space, fixed: Mapping[str, Any]) -> Space:
     """A space of which some axes have one value, which need not be one of those that were published.
 
+    What lies beyond has it too, or is left out where it cannot; but for the exact way out, without which no
+    threshold could be kept.
+
     Raises:
         ConfigError: there is no such axis, or no point with such a value.
 
@@ -51,6 +54,8 @@ def narrowed(space: Space, fixed: Mapping[str, Any]) -> Space:
         >>> space = narrowed(resolve_method("dynaquant").space(gradients=True), {"protect": 0.0})
         >>> space.axes["protect"], len(space.axes["bins"])
         ((0.0,), 6)
+        >>> [(config.bins, config.protect) for config in space.beyond[:-1]]
+        [(48, 0.0), (64, 0.0)]
     """
     kinds = {name: dict(getattr(space, name)) for name in ("axes", "variants", "refine")}
     for name, value in fixed.items():
@@ -59,8 +64,27 @@ def narrowed(space: Space, fixed: Mapping[str, Any]) -> Space:
             known = [axis for axes in kinds.values() for axis in axes]
             raise ConfigError(f"fix: the method's search has no axis {name!r}; {nearest(name, known)}")
         home[name] = (value,)
-    left = replace(space, axes=kinds["axes"], variants=kinds["variants"], refine=kinds["refine"])
+    left = replace(
+        space,
+        axes=kinds["axes"],
+        variants=kinds["variants"],
+        refine=kinds["refine"],
+        beyond=(*_held(space, fixed), *space.beyond[-1:]),
+    )
     grid = Grid(left)
     for variant in grid.variants:
         grid.config(Place((0,) * len(grid.shape), variant))
     return left
+
+
+def _held(space: Space, fixed: Mapping[str, Any]) -> list[Any]:
+    """What lies beyond but the last, with the values of some axes; each once."""
+    names = [*space.axes, *space.variants, *space.refine]
+    found: list[Any] = []
+    for entry in space.beyond[:-1]:
+        own = {name: value for name, value in entry.as_dict().items() if name in names}
+        held = space.build(**{**own, **fixed})
+        word = any(isinstance(own.get(name), str) for name in (*space.axes, *space.refine))
+        if held not in found and (held == entry or not word):  # beside a word ("bf16") no other axis counts
+            found.append(held)
+    return found

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dynaquant_core.experiments.recording import WINDOW
+
 __all__ = ["ALLOWED", "LARGE", "LARGE_INTERVAL", "STAGES_OF_OVERHEAD", "Overhead", "overhead_of"]
 
 #: Share of the training time that saving may take (arXiv 2306.11800 allows as much).
@@ -26,7 +28,8 @@ class Overhead:
     Args:
         here: stage -> share of this run's training time.
         large: stage -> share of a training of `LARGE` parameters that saves every `LARGE_INTERVAL` seconds,
-            if a parameter costs as many seconds there as here; the search as many evaluations.
+            if a parameter costs as many seconds there as here; the search as many evaluations.  Gradients
+            are averaged over a whole window before a save there, also where an interval here is shorter.
     """
 
     here: dict[str, float]
@@ -51,7 +54,8 @@ def overhead_of(run: Mapping[str, Any]) -> Overhead:
         run: an element of ``runs`` of results.json.
 
     Example:
-        >>> run = {"parameters": 1_000_000, "overhead": {"held": 0.002, "search": 0.007, "encode": 0.5},
+        >>> run = {"parameters": 1_000_000, "interval_steps": 60,
+        ...     "overhead": {"held": 0.002, "search": 0.007, "encode": 0.5},
         ...     "checkpoints": [{"seconds": {"held": 0.2, "search": 0.7, "encode": 50.0}}]}
         >>> round(overhead_of(run).share, 4), round(overhead_of(run).large["held"], 4)
         (0.009, 0.0372)
@@ -61,6 +65,7 @@ def overhead_of(run: Mapping[str, Any]) -> Overhead:
         stage: sum(entry["seconds"].get(stage, 0.0) for entry in entries) for stage in STAGES_OF_OVERHEAD
     }
     each = {stage: total / max(1, len(entries)) / run["parameters"] for stage, total in spent.items()}
+    each["collector"] *= WINDOW / min(WINDOW, run["interval_steps"])
     return Overhead(
         here={stage: run["overhead"].get(stage, 0.0) for stage in STAGES_OF_OVERHEAD},
         large={stage: value * LARGE / LARGE_INTERVAL for stage, value in each.items()},

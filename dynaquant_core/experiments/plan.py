@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dynaquant_core.errors import ConfigError, ExperimentError
-from dynaquant_core.experiments.figures import saving
+from dynaquant_core.experiments.figures import kind_of, saving
 from dynaquant_core.experiments.price import LAW, LAW_METRIC, LAW_RANGE, Price, prices
 
 __all__ = ["SHIPPED", "Option", "Wish", "nearest_options", "read_figures", "read_prices"]
@@ -174,18 +174,18 @@ def read_figures(path: Path = SHIPPED) -> list[Price]:
 
 
 def read_prices(path: Path) -> list[Price]:
-    """Figures of the runs in a results.json.
+    """Figures of the runs in a results.json that saved on the way; a transfer's one checkpoint is none.
 
     Raises:
         ExperimentError: it cannot be read, or is not a results.json of this version.
     """
     data = _json(path)
     try:
-        saved = saving(data["runs"])
+        saved = [run for run in saving(data["runs"]) if kind_of(run) != "transfer"]  # has no interval
         if data["runs"] and not saved:
             raise ExperimentError(
-                f"{path}: no run of it kept checkpoints, so there is nothing to plan with; give the "
-                f"results.json of an experiment of kind train."
+                f"{path}: no run of it kept checkpoints of a training, so there is nothing to plan "
+                f"with; give the results.json of an experiment of kind train."
             )
         found = FIGURES.validate_python([asdict(entry) for entry in prices({**data, "runs": saved})])
     except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.data.dataset import file_digest, locate
@@ -20,7 +21,15 @@ from dynaquant_core.files import load_file
 from dynaquant_core.store.native import read_native
 from dynaquant_core.store.store import CheckpointStore
 
-__all__ = ["content", "decoded_weights", "pretraining", "put_weights", "read_weights", "start_path"]
+__all__ = [
+    "content",
+    "decoded_weights",
+    "pretraining",
+    "put_weights",
+    "read_weights",
+    "start_digest",
+    "start_path",
+]
 
 #: Parts of a model that belong to a task: a fine-tuning may begin with new ones.
 HEADS = frozenset({"head", "classifier", "score", "cls", "pooler", "lm_head", "qa_outputs"})
@@ -73,8 +82,26 @@ def start_path(experiment: Experiment) -> Path:
     return state_path(folder, training.steps - training.steps % training.checkpoint_every)
 
 
+def start_digest(experiment: Experiment, start: Path) -> str | None:
+    """Of the weights that a recorded pre-training ended in: made anew, it may end in others.
+
+    Args:
+        experiment: a transfer.
+        start: where its weights lie (`start_path`).
+
+    Returns:
+        None of weights from a file, of which `content` tells, and where nothing is recorded yet.
+    """
+    if _section(experiment).source is not None:
+        return None
+    ended = events.find(events.read(start.parent.parent / "events.jsonl"), "final")
+    return str(ended[-1]["weights_digest"]) if ended else None
+
+
 def content(experiment: Experiment) -> str:
-    """Hex digest of what a run reads: its data, and of a transfer the weights that it starts from.
+    """Hex digest of what a run reads: its data, and of a transfer the file of weights that it starts from.
+
+    Of weights that are trained, their settings count; what came of those `start_digest` tells.
 
     Raises:
         ExperimentError: something is missing or unreadable.

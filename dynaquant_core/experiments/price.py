@@ -7,6 +7,7 @@ where the interval is the share of the training over which that movement was mad
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class Figure:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Figure | None:
-        """Of the values that are known; None where none is.
+        """Of the values that are known; None where none is.  Infinite ones have no spread.
 
         Example:
             >>> Figure.of([1.0, None, 3.0])
@@ -68,7 +69,8 @@ class Figure:
         known = [value for value in values if value is not None]
         if not known:
             return None
-        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+        spread = len(known) > 1 and all(map(math.isfinite, known))
+        return cls(statistics.fmean(known), statistics.stdev(known) if spread else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +134,9 @@ def prices(results: Mapping[str, Any]) -> list[Price]:
     for run in results["runs"]:
         key = ("model", "parameters", "data", "moments", "max_chain", "threshold", "interval_steps", "steps")
         setting = (_label(run), run["final"]["metric"], len(run["failures"]), unplanned(run))
-        groups[(*(run.get(name) for name in key), *setting)].append(run)
-    device = _device(results["environment"])
-    return [_price(runs, results["runs"], device) for runs in groups.values()]
+        device = _device(run, results["environment"])
+        groups[(device, *(run.get(name) for name in key), *setting)].append(run)
+    return [_price(runs, results["runs"], key[0]) for key, runs in groups.items()]
 
 
 def _label(run: Run) -> str:
@@ -251,6 +253,8 @@ def _training(run: Run) -> tuple[Any, ...]:
     return (*(run[name] for name in told), run["final"]["metric"], training_label(run))
 
 
-def _device(environment: Mapping[str, Any]) -> str:
+def _device(run: Run, environment: Mapping[str, Any]) -> str:
+    """Where a run ended; of earlier versions, where the command was started last."""
+    environment = next(reversed(run.get("machines", [])), environment)
     device = str(environment.get("device", "unknown"))
     return str(environment.get("processor") or device) if device == "cpu" else device

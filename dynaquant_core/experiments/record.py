@@ -5,6 +5,7 @@ from __future__ import annotations
 from dynaquant_core.experiments.baseline import baseline_key, publish
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.machine import lives_on
 from dynaquant_core.experiments.recording import (
     Recording,
     as_one_life,
@@ -44,6 +45,8 @@ def record(
     job = Job.read(folder)
     diary = complete(job, (), f"recording for {label}", report)
     recording = finish(folder, experiment)
-    key = baseline_key(experiment, fingerprint, job.threads)
-    publish(as_one_life(diary), key, experiment.checkpoint_every)
+    machines = lives_on(diary)
+    if len(machines) == 1:  # one that went on elsewhere is nobody's baseline
+        key = baseline_key(experiment, fingerprint, machines[0])
+        publish(as_one_life(diary), key, experiment.checkpoint_every)
     return recording

@@ -42,6 +42,7 @@ __all__ = [
     "load_state",
     "recording_folder",
     "require_same",
+    "same_training",
     "state_path",
 ]
 
@@ -114,6 +115,12 @@ def require_same(folder: Path, experiment: Experiment, fingerprint: str) -> None
             f"{folder} holds the recording of another run (different: {', '.join(differing)}); remove it, "
             f"and it is recorded anew."
         )
+
+
+def same_training(one: Experiment, other: Experiment) -> bool:
+    """Whether two runs are one training, wherever each of them was recorded; their data's content aside."""
+    first, second = one.as_dict(), other.as_dict()
+    return all(first[name] == second[name] for name in DECISIVE)
 
 
 def begin(folder: Path, experiment: Experiment, fingerprint: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import measured, note, say
+from dynaquant_core.experiments.life import measured, note, note_start, say
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.recording import Recording, checkpoint_steps
 from dynaquant_core.experiments.trainer import Trainer
@@ -48,7 +48,7 @@ class Replay:
         shutil.rmtree(self._job.store, ignore_errors=True)
         self._job.diary.unlink(missing_ok=True)
         put_back(Subject(trainer.model), self._recording.load(0)["state"])
-        note(self._job, "start", restored=0)
+        note_start(self._job)
         with Recorder(trainer, self._experiment, self._job.store, []) as recorder:
             for step in self._recording.steps:
                 if self._experiment.as_restored:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dynaquant_core.config import require
 from dynaquant_core.errors import DependencyError, DynaQuantError
 from dynaquant_core.experiments.children import Children
@@ -22,6 +20,7 @@ from dynaquant_core.experiments.environment import environment
 from dynaquant_core.experiments.job import write_json
 from dynaquant_core.experiments.kinds.base import Planned
 from dynaquant_core.experiments.kinds.registry import kind_of
+from dynaquant_core.experiments.machine import threads_here
 from dynaquant_core.experiments.narrow import method_of
 from dynaquant_core.experiments.output import claimed, run_folders
 from dynaquant_core.experiments.pretraining import content
@@ -77,7 +76,7 @@ def _run(
     jobs: int,
 ) -> Results:
     """All runs, in a folder of their own."""
-    threads = None if jobs == 1 else max(1, torch.get_num_threads() // jobs)
+    threads = max(1, threads_here() // jobs)
     plan = {
         str(index): Planned(run, folder_job(place, run, data, threads), data, _label(index, runs))
         for index, (run, place, data) in enumerate(zip(runs, run_folders(folder, runs), prints, strict=True))

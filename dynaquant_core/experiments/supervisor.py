@@ -14,6 +14,7 @@ from dynaquant_core.experiments import events
 from dynaquant_core.experiments.children import Child, Children
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.machine import threads_here
 from dynaquant_core.threads import thread_count
 
 __all__ = ["Progress", "Report", "Watcher", "complete"]
@@ -113,7 +114,8 @@ def _environment(job: Job) -> dict[str, str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     if job.threads is not None:
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
-        environment["DYNAQUANT_THREADS"] = str(min(job.threads, thread_count()))
+        if job.threads < threads_here():  # ours decide about no bit: all of them, where it works alone
+            environment["DYNAQUANT_THREADS"] = str(min(job.threads, thread_count()))
     return environment
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Planned
 from dynaquant_core.experiments.kinds.registry import kind_of
+from dynaquant_core.experiments.machine import machines_of
 from dynaquant_core.experiments.supervisor import Watcher
 
 __all__ = ["folder_job", "grid_tasks"]
@@ -49,10 +51,11 @@ class _Run:
 
     def __call__(self) -> dict[str, Any]:
         entry = kind_of(self.planned.run).entry(self.planned, self.watcher)
-        return entry | {"folder": self.planned.job.folder.name}
+        told = {"folder": self.planned.job.folder.name}
+        return entry | told | {"machines": machines_of(events.read(self.planned.job.diary))}
 
 
-def folder_job(folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
+def folder_job(folder: Path, run: Experiment, data: str, threads: int) -> Job:
     """A run's job; one that has begun keeps its number of threads, which decides about its last bits.
 
     Raises:
@@ -66,4 +69,4 @@ def folder_job(folder: Path, run: Experiment, data: str, threads: int | None) ->
             f"output: {folder} was run on other data than {run.data.source} holds now; give another folder "
             f"with output=PATH, or remove it, and it is run anew."
         )
-    return kind_of(run).job(folder, run, data, begun.threads)
+    return kind_of(run).job(folder, run, data, begun.threads or threads)

@@ -14,6 +14,7 @@ from dynaquant_core.experiments.pretraining import (
     pretraining,
     put_weights,
     read_weights,
+    start_digest,
 )
 from dynaquant_core.experiments.recorder import Recorder
 from dynaquant_core.experiments.trainer import Trainer
@@ -58,7 +59,8 @@ class Transfer:
             trainer.quality(batches) for batches in (trainer.data.search, trainer.data.heldout)
         )
         reference = {"search": measured(search, 0), "heldout": measured(heldout, 0)}
-        note(self._job, "reference", step=0, **reference, part=None)
+        begun = start_digest(self._job.experiment, self._start)
+        note(self._job, "reference", step=0, **reference, part=None, begun_with=begun)
         with Recorder(trainer, run, self._job.store, []) as recorder:
             trainer.step = 1  # a Checkpointer counts from one
             recorder.after_step()

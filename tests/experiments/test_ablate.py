@@ -173,10 +173,35 @@ def test_a_fixed_axis_has_one_value_and_the_promise_stays() -> None:
     space, free = method_of(run).space(gradients=True), resolve_method("dynaquant").space(gradients=True)
     assert (space.axes["protect"], space.axes["prune"]) == ((0.0,), (0.1,))
     assert space.axes["bins"] == free.axes["bins"]
-    assert space.beyond == free.beyond
+    beyond = [(config.bins, config.protect, config.prune) for config in space.beyond[:-1]]
+    assert beyond == [(48, 0.0, 0.1), (64, 0.0, 0.1)], "bfloat16 prunes nothing"
+    assert space.beyond[-1] == free.beyond[-1]
+    assert narrowed(free, {"prune_metric": "sensitivity"}).beyond == free.beyond, "there nothing is pruned"
+    scale = resolve_method("lattice").space(gradients=True)
+    assert {config.scale for config in narrowed(scale, {"scale": 0.2}).beyond} == {0.2, "exact"}
     assert (space.default.protect, space.default.prune) == (0.0, 0.1)
     assert narrowed(free, {"prune_metric": "magnitude"}).variants == {"prune_metric": ("magnitude",)}
     assert resolve_method("dynaquant").space(gradients=True) == free  # nobody else's is narrowed
+
+
+def test_a_fixed_axis_stays_where_the_threshold_is_missed_and_the_table_counts_what_could_not(
+    workplace: Path,
+) -> None:
+    fixed = settings(axis=axis("fix", {"prune": 0.9}, {"bins": 2, "prune": 0.0}, {}), threshold=0.001)
+    (workplace / "tiny.yaml").write_text(yaml.safe_dump(fixed), encoding="utf-8")
+    runs = run_experiment("tiny.yaml", ["output=out"]).data["runs"]
+    for run in runs:
+        for entry in run["checkpoints"]:
+            assert entry["met"]
+            config = entry["config"]
+            assert config["bins"] == "exact" or all(config[key] == run["fix"][key] for key in run["fix"])
+    rows = axis_rows(runs)
+    held = [sum(entry["config"]["bins"] != "exact" for entry in run["checkpoints"]) for run in runs]
+    assert min(held[:2]) < 2, "the threshold asks for it"
+    assert [row["at fix"] for row in rows] == [f"{held[0]:.1f}", f"{held[1]:.1f}", "-"]
+    assert [row["met"] for row in rows] == ["2.0"] * 3
+    loose = [run | {"checkpoints": run["checkpoints"][:0]} for run in runs]
+    assert "at fix" not in axis_rows(loose)[0]
 
 
 def test_the_axis_crosses_with_the_grid_and_varies_faster() -> None:

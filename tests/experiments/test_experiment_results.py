@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from typing import Any
 
 import pytest
 
-from dynaquant_core.experiments.report import seed_rows, summary
+from dynaquant_core.experiments.figures import figures
+from dynaquant_core.experiments.overhead import LARGE, overhead_of
+from dynaquant_core.experiments.report import seed_rows, summary, write_report, write_table
 from dynaquant_core.experiments.report.comparison import comparison_rows
 from dynaquant_core.experiments.report.overhead import overhead_rows
 from dynaquant_core.experiments.report.spreadsheet import table_text
+from dynaquant_core.experiments.report.table import checkpoint_rows
 from dynaquant_core.experiments.restores import lost_training
 from dynaquant_core.experiments.results import Results
 from tests.experiments.diary_kit import checkpoint, diary, entry
@@ -159,6 +163,39 @@ def test_an_interrupted_run_is_counted_and_averaged_apart(results: Results, tiny
         ("0", "1", "0"),
         ("0", "1", "1"),
     ]
+
+
+@pytest.mark.parametrize("interval", [5, 50, 200])
+def test_gradients_are_averaged_over_a_whole_window_in_a_large_training(
+    results: Results, interval: int
+) -> None:
+    """At a second a step: 50 of them before each save, of which an interval here may have fewer."""
+    (run,) = results.data["runs"]
+    seconds = {"collector": float(min(50, interval)), "held": 1.0, "search": 0.0}
+    entries = [{**entry, "seconds": seconds} for entry in run["checkpoints"]]
+    found = overhead_of({**run, "interval_steps": interval, "parameters": LARGE, "checkpoints": entries})
+    assert found.large == pytest.approx({"collector": 50 / 1800, "held": 1 / 1800, "search": 0.0})
+
+
+def test_a_checkpoint_whose_metric_is_no_number_is_the_worst(results: Results) -> None:
+    (run,) = results.data["runs"]
+    spoilt = {"search": None, "heldout": None, "heldout_se": None}
+    first, *others = run["checkpoints"]
+    run = run | {"checkpoints": [{**first, "degradation": spoilt, "met": False}, *others]}
+    numbers = figures(run)
+    names = ("degradation_mean", "degradation_max", "heldout_degradation_mean")
+    assert [numbers[name] for name in names] == [math.inf] * 3
+    (row,) = comparison_rows([run, results.data["runs"][0] | {"seed": 1}])
+    assert (row["degradation"], row["worst"], row["seeds"]) == ("+inf%", "+inf%", "2")
+    assert [row["search"] for row in checkpoint_rows(run)][:2] == ["+inf%", "+0.30%"]
+    pytest.importorskip("matplotlib", reason="plots need the extra plots")
+    mixed = Results(results.path, {**results.data, "runs": [run, *results.data["runs"]]})
+    write_report(mixed)
+    write_table(mixed)
+    (table, _) = csv.DictReader(
+        (results.path.parent / "results.csv").read_text(encoding="utf-8").splitlines()
+    )
+    assert table["degradation_max"] == "inf"
 
 
 def test_a_stage_that_would_hold_up_a_large_training_is_named(results: Results) -> None:

@@ -136,6 +136,10 @@ def test_an_exact_peer_loses_nothing_and_its_bytes_are_on_the_disk(
     figures = bench.show.summary(entries)
     assert 0.5 < figures["ratio_state"] < 1
     assert (figures["met"], figures["er_mean"]) == (3, 0.0)
+    spoilt = {**entries[0], "degradation": {"search": None, "heldout": None, "heldout_se": None}}
+    figures = bench.show.summary([spoilt, *entries[1:]])
+    names = ("degradation_mean", "degradation_max", "heldout_degradation_mean")
+    assert [figures[name] for name in names] == [None] * 3, "the others do not speak for it"
 
 
 def test_a_lossy_peer_is_measured_as_its_reader_gets_it(

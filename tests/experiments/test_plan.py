@@ -23,6 +23,7 @@ def run(seed: int, k: int, *, cost: float = 0.02, stale: float = 0.4, **changes:
     lost = {"stale": stale, "noise": 1.0, "er": None}
     restores = [{"restored_step": 10, "movement_lost": lost, "span": 0.1} for _ in range(k)]
     return {
+        "kind": "train",
         "method": "dynaquant",
         "options": resolve_method("dynaquant").options(),
         "seed": seed,
@@ -231,6 +232,17 @@ def test_results_without_checkpoints_have_nothing_to_plan_with(tmp_path: Path) -
     with pytest.raises(ExperimentError, match="no run of it kept checkpoints"):
         read_prices(path)
     path.write_text(json.dumps(results(failed, run(0, 1))), encoding="utf-8")
+    assert [entry.restores for entry in read_prices(path)] == [1]
+
+
+def test_a_transfer_is_no_training_without_restores(tmp_path: Path) -> None:
+    """Its one checkpoint has no interval, and its ratio is that of a model without a base."""
+    path = tmp_path / "results.json"
+    transfer = run(0, 0) | {"kind": "transfer"}
+    path.write_text(json.dumps(results(transfer)), encoding="utf-8")
+    with pytest.raises(ExperimentError, match="no run of it kept checkpoints of a training"):
+        read_prices(path)
+    path.write_text(json.dumps(results(transfer, run(0, 1))), encoding="utf-8")
     assert [entry.restores for entry in read_prices(path)] == [1]
 
 

@@ -46,6 +46,14 @@ def test_the_page_needs_no_other_file(results: Results) -> None:
     assert "The price of a restore" in text
 
 
+@pytest.mark.parametrize("kind", ["train", "replay"])
+def test_only_a_training_was_held_up(results: Results, kind: str) -> None:
+    text = page(
+        Results(results.path, {**results.data, "runs": [results.data["runs"][0] | {"kind": kind}]}), [{}]
+    )
+    assert ("<h2>Overhead</h2>" in text) is (kind == "train")
+
+
 def test_runs_of_other_metrics_stand_under_their_own_titles_on_the_page(results: Results) -> None:
     (run,) = results.data["runs"]
     final = {**run["final"], "metric": "accuracy", "value": 0.75, "baseline": 0.5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,39 @@ def test_buckets_of_real_changes_matter_less_the_smaller_they_are(tmp_path: Path
     assert "<h2>Buckets</h2>" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert [row["iterations"] for row in bucket_rows([run])] == ["3", "6"]
     assert summary(results)[0]["changes"] == "2"
+
+
+def test_a_loss_is_that_of_the_batch_norms_own_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the start before the change, of its end after it; not those of the end of the training."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    pixels = {f"x_{part}": draw.integers(0, 256, (128, 32, 32, 3), np.uint8) for part in ("train", "test")}
+    np.savez("pixels.npz", **pixels, y_train=np.arange(128) % 10, y_test=np.arange(128) % 10)  # type: ignore[arg-type]
+    cifar = {"name": "cifar", "source": str(tmp_path / "pixels.npz"), "batch": 32, "augment": False}
+    changes: dict[str, Any] = {
+        "model": {"name": "resnet", "widths": [8], "depths": 1},
+        "data": {**cifar, "search_images": 64, "heldout_images": 64},
+        "optimizer": {"name": "sgd", "lr": 0.05, "schedule": "constant"},
+        "evaluate": {"metric": "loss", "batch": 64},
+        "rework": None,
+        "buckets": {"after": [0], "every": 4, "count": 2},
+    }
+    change = made(tmp_path / "own", changes)["buckets"][0]
+    trainer = Trainer(expand(validate(settings(**changes), "x"))[0])
+    models = [copy.deepcopy(trainer.model)]
+    for _ in range(4):
+        trainer.advance()
+    models += [copy.deepcopy(trainer.model), copy.deepcopy(trainer.model)]
+    largest = change["buckets"][0]
+    wanted = largest["exponent"] + 127 + 256 * (largest["sign"] < 0)
+    with torch.no_grad():
+        for start, end, without in zip(*(model.parameters() for model in models), strict=True):
+            words = bucket_words((end - start).numpy())
+            without.copy_(torch.where(torch.from_numpy(words == wanted), start, end))
+    base, reached, moved = (np.mean(trainer.quality(trainer.data.search, model)) for model in models)
+    assert largest["error"] == pytest.approx(abs(moved - reached) / abs(reached - base), rel=1e-3)
 
 
 # -- intervals -------------------------------------------------------------------------------------------

@@ -15,9 +15,12 @@ from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config import validate
-from dynaquant_core.experiments.data import fingerprint, open_data
+from dynaquant_core.experiments.data import fingerprint, open_data, sentences
 from dynaquant_core.experiments.data.sentences import read_items
+from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.life import Life
 from dynaquant_core.experiments.pretraining import pretraining, put_weights, read_weights, start_path
 from dynaquant_core.experiments.scores import correlation
 from dynaquant_core.experiments.trainer import Trainer
@@ -147,6 +150,26 @@ def test_correlation_is_that_of_scipy(pairs: list[tuple[int, int]]) -> None:
     else:
         wanted = (stats.pearsonr(one, other).statistic + stats.spearmanr(one, other).statistic) / 2
         assert found == pytest.approx(wanted, abs=1e-9)
+
+
+def test_rework_under_a_correlation_is_measured_on_one_set(
+    reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The uninterrupted run's value and the probes after a restore are of the same leading batches."""
+    pytest.importorskip("transformers", reason="MiniLM needs the extra transformers")
+    monkeypatch.setattr(sentences, "PART_ITEMS", 9)  # as of a set of more than a thousand
+    run = validate(settings("stsb"), "t")
+    job = Job(Path("out"), run, saves=False)
+    job.write()
+    Life(job, None).live()
+    trainer = Trainer(run)
+    assert (trainer.data.part, len(trainer.data.search)) == (1, 3)
+    for event in events.find(events.read(job.diary), "reference"):
+        while trainer.step < event["step"]:
+            trainer.advance()
+        assert [event["part"]] == trainer.quality(trainer.data.search[:1])
+        assert [event["search"]] == trainer.quality(trainer.data.search)
+        assert event["part"] != event["search"]
 
 
 def test_the_fingerprint_follows_files_and_tokenizer(reviews: Path) -> None:

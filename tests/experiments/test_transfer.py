@@ -16,6 +16,7 @@ from torch import nn
 from dynaquant_core.errors import ConfigError, CorruptFileError, ExperimentError
 from dynaquant_core.experiments import Progress, Results, events, run_experiment, summary
 from dynaquant_core.experiments.config import load_experiment, validate
+from dynaquant_core.experiments.figures import by_setting
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life
 from dynaquant_core.experiments.models import build
@@ -80,6 +81,18 @@ def test_one_checkpoint_within_the_threshold_and_a_baseline_of_the_same_seed(don
     assert "as decoded" in (done.path.parent / "report.html").read_text(encoding="utf-8")
 
 
+def test_what_seeds_share_has_no_spread(done: Results) -> None:
+    ((_, seeds, numbers),) = by_setting(done.data["runs"])
+    assert seeds == [0, 1]
+    for name in ("ratio_weights", "degradation_mean", "met"):
+        figure = numbers[name]
+        assert figure is not None, name
+        assert figure.spread is None, name
+    tuned = numbers["final_degradation"]
+    assert tuned is not None
+    assert tuned.spread is not None
+
+
 @pytest.mark.usefixtures("one_thread", "done")
 def test_the_fine_tuning_is_that_of_the_decoded_weights() -> None:
     (run, _) = load_runs()
@@ -121,6 +134,27 @@ def test_more_methods_repeat_neither_pre_training_nor_baseline(done: Results) ->
     (run,) = results.data["runs"]
     assert (run["method"], run["checkpoints"][0]["kind"]) == ("qd", "key")
     assert run["final"]["baseline"] == done.data["runs"][1]["final"]["baseline"]
+
+
+def test_a_pre_training_that_was_made_anew_in_other_bits_is_another_start(done: Results) -> None:
+    (diary,) = Path("runs/.recordings").glob("*/events.jsonl")
+    (final,) = events.find(events.read(diary), "final")
+    kept = diary.read_text(encoding="utf-8")
+    said: list[Progress] = []
+    try:
+        diary.write_text(kept.replace(final["weights_digest"], "another"), encoding="utf-8")
+        assert run_experiment("tiny.yaml", ["output=first"], said.append).data["runs"] == done.data["runs"]
+        grown = ["seeds=[0, 1, 2]", "output=first"]
+        with pytest.raises(ExperimentError, match=r"ends in other weights than those that first/run-0 began"):
+            run_experiment("tiny.yaml", grown)
+        assert said == [], "what is finished stays"
+        run_experiment("tiny.yaml", ["seeds=[0]", "output=anew"], said.append)
+        assert {progress.run for progress in said} == {"baseline of run 1 of 1, seed 0", "run 1 of 1, seed 0"}
+    finally:
+        diary.write_text(kept, encoding="utf-8")
+    said.clear()
+    run_experiment("tiny.yaml", ["seeds=[0]", "output=again"], said.append)
+    assert {progress.run for progress in said} == {"run 1 of 1, seed 0"}
 
 
 def test_a_run_that_was_cut_short_keeps_its_checkpoint(done: Results) -> None:

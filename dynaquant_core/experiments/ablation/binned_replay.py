@@ -21,7 +21,7 @@ from dynaquant_core.experiments.ablation.fewest_bins import (
     points_by_bins,
 )
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import note, say
+from dynaquant_core.experiments.life import note, note_start, say
 from dynaquant_core.experiments.narrow import method_of
 from dynaquant_core.experiments.recording import Recording, checkpoint_steps
 from dynaquant_core.experiments.trainer import Trainer
@@ -61,7 +61,7 @@ class BinnedReplay:
     def run(self) -> None:
         """Measures what is not measured yet, and writes the final event."""
         done = {event["step"] for event in events.find(events.read(self._job.diary), "bins")}
-        note(self._job, "start", restored=0)
+        note_start(self._job)
         for step in self._recording.steps:
             if step not in done:
                 say({"event": "progress", "step": step})

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynaquant_core.experiments import events
 from dynaquant_core.experiments.baseline import baseline_key
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.failures import failure_steps
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.machine import Machine, lives_on, machine_here
 from dynaquant_core.experiments.supervisor import Watcher
 
 __all__ = ["Kind", "Planned"]
@@ -35,9 +37,14 @@ class Planned:
     label: str
 
     @property
+    def machine(self) -> Machine:
+        """That it began on; this one, where it has not begun or its diary does not say."""
+        return next(iter(lives_on(events.read(self.job.diary))), None) or machine_here(self.job.threads)
+
+    @property
     def key(self) -> str:
         """Name of its baseline."""
-        return baseline_key(self.run, self.data, self.job.threads)
+        return baseline_key(self.run, self.data, self.machine)
 
     @property
     def failures(self) -> list[int]:

@@ -14,7 +14,7 @@ from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Kind, Planned
 from dynaquant_core.experiments.record import record
-from dynaquant_core.experiments.recording import find_recording, recording_folder
+from dynaquant_core.experiments.recording import find_recording, recording_folder, same_training
 from dynaquant_core.experiments.results import replay_entry
 from dynaquant_core.experiments.supervisor import Watcher, complete
 
@@ -60,10 +60,12 @@ def _recorded(planned: Planned, watcher: Watcher) -> None:
     ends = _digest(recording.diary)
     for path in sorted(planned.job.folder.parent.glob("run-*/recorded.jsonl")):
         job = Job.read(path.parent)
-        if job.finished and job.recording == planned.job.recording and _digest(events.read(path)) != ends:
+        alike = job.recording is not None and job.content in {None, planned.data}
+        alike = alike and same_training(job.experiment, planned.run)
+        if job.finished and alike and _digest(events.read(path)) != ends:
             raise ExperimentError(
                 f"{recording.folder} was recorded anew, and ends in other weights than the recording that "
-                f"{job.folder} was measured on (another number of threads or another machine is enough); "
+                f"{job.folder} was measured on (another torch, number of threads or machine is enough); "
                 f"remove that run's folder, so that all see the same bytes, or give output=PATH."
             )
 

@@ -54,4 +54,4 @@ def _start(run: Experiment) -> Path | None:
 
 def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
     run, job = planned.run, planned.job
-    return train_baseline(run, planned.key, planned.label, watcher, job.threads, start=job.start)
+    return train_baseline(run, planned.data, planned.machine, planned.label, watcher, start=job.start)

@@ -11,6 +11,7 @@ from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Kind, Planned
+from dynaquant_core.experiments.machine import lives_on
 from dynaquant_core.experiments.recording import as_one_life
 from dynaquant_core.experiments.restores import restores_of
 from dynaquant_core.experiments.results import run_entry
@@ -39,7 +40,7 @@ class Train(Kind):
 
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Trains to the end, through all failures."""
-        run, key = planned.run, planned.key
+        run, interval = planned.run, planned.run.checkpoint_every
         if not planned.job.diary.exists():
             planned.job.write()
         kills: Sequence[int] = planned.failures if run.restores == "kill" else ()
@@ -47,10 +48,12 @@ class Train(Kind):
         interrupted = any(restore["restored_step"] for restore in restores_of(diary))
         if interrupted:
             baseline = _baseline(planned, watcher)
-        else:
-            baseline = publish(as_one_life(diary), key, run.checkpoint_every)
+        elif lives_on(diary):
+            baseline = publish(as_one_life(diary), planned.key, interval)
+        else:  # whose baseline it is, nobody knows
+            baseline = Baseline.of(as_one_life(diary), interval)
         return run_entry(run, diary, baseline)
 
 
 def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
-    return train_baseline(planned.run, planned.key, planned.label, watcher, planned.job.threads)
+    return train_baseline(planned.run, planned.data, planned.machine, planned.label, watcher)

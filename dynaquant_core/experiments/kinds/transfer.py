@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from dynaquant_core.experiments.baseline import Baseline, find_baseline, train_baseline
+from dynaquant_core.errors import ExperimentError
+from dynaquant_core.experiments import events
+from dynaquant_core.experiments.baseline import Baseline, baseline_key, find_baseline, train_baseline
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.data.registry import fingerprint
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Kind, Planned
-from dynaquant_core.experiments.pretraining import pretraining, start_path
+from dynaquant_core.experiments.pretraining import pretraining, start_digest, start_path
 from dynaquant_core.experiments.record import record
-from dynaquant_core.experiments.recording import find_recording, recording_folder
+from dynaquant_core.experiments.recording import find_recording, recording_folder, same_training
 from dynaquant_core.experiments.results import transfer_entry
 from dynaquant_core.experiments.supervisor import Watcher, complete
 
@@ -39,10 +41,9 @@ class Transferred(Kind):
 
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:  # noqa: ARG002
         """The fine-tuning of this seed from the uncompressed weights."""
-        key = planned.key
-        if find_baseline(key, planned.run.checkpoint_every) is not None and planned.job.finished:
+        if _found(planned) is not None and planned.job.finished:
             return None
-        return Task(f"baseline {key}", lambda: _baseline(planned, watcher))
+        return Task(f"baseline {planned.key}", lambda: _baseline(planned, watcher))
 
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Compresses and fine-tunes."""
@@ -55,11 +56,50 @@ class Transferred(Kind):
 
 def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
     """Found, or trained; the pre-trained weights are there afterwards unless everything is finished."""
-    run, job, key = planned.run, planned.job, planned.key
-    found = find_baseline(key, run.checkpoint_every)
+    run, job = planned.run, planned.job
+    found = _found(planned)
     if found is not None and job.finished:
         return found
     training = pretraining(run)
     if run.pretrained is not None and run.pretrained.source is None:
         record(training, fingerprint(training.data), planned.label, watcher, job.threads)
-    return found or train_baseline(run, key, planned.label, watcher, job.threads, start=job.start)
+        _require_same_start(planned, training)
+    return train_baseline(run, _read(planned), planned.machine, planned.label, watcher, start=job.start)
+
+
+def _found(planned: Planned) -> Baseline | None:
+    key = baseline_key(planned.run, _read(planned), planned.machine)
+    return find_baseline(key, planned.run.checkpoint_every)
+
+
+def _read(planned: Planned) -> str:
+    """Fingerprint of its data, and of the weights that it begins with, as far as they are there."""
+    start = planned.job.start
+    digest = _begun_with(planned.job) or (start and start_digest(planned.run, start))
+    return f"{planned.data} {digest}" if digest else planned.data
+
+
+def _begun_with(job: Job) -> str | None:
+    """Digest of the pre-trained weights that a run was compressed from; None where its diary does not say."""
+    told = [event.get("begun_with") for event in events.find(events.read(job.diary), "reference")]
+    return told[0] if told else None
+
+
+def _require_same_start(planned: Planned, training: Experiment) -> None:
+    """Refuses a pre-training that was made anew, in other bits than runs of this folder began with.
+
+    Raises:
+        ExperimentError: names one of them.
+    """
+    start = start_path(planned.run)
+    digest = start_digest(planned.run, start)
+    for path in sorted(planned.job.folder.parent.glob("run-*/job.json")):
+        job = Job.read(path.parent)
+        if job.experiment.pretrained is None or _begun_with(job) in {None, digest}:
+            continue
+        if same_training(pretraining(job.experiment), training):
+            raise ExperimentError(
+                f"{start.parent.parent} was recorded anew, and ends in other weights than those that "
+                f"{job.folder} began with (another torch, number of threads or machine is enough); remove "
+                f"that run's folder, so that all begin with the same, or give output=PATH."
+            )

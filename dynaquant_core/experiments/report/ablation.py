@@ -31,6 +31,8 @@ COLUMNS = {
     "noise": ("noise_mean", "{:.2f}"),
     "evaluations": ("evaluations", "{:.0f}"),
 }
+#: The same, where `fix` could not be kept everywhere: how many checkpoints hold it.
+HELD = {"at fix": ("fixed", "{:.1f}")}
 #: The same, of runs that were trained.
 TRAINED = {
     "final degradation": ("final_degradation", "{:+.2%}"),
@@ -108,6 +110,8 @@ def axis_rows(runs: Sequence[Run]) -> list[Row]:
     names, columns = _lines(runs), COLUMNS
     if any(figures(run)["final_degradation"] is not None for run in runs):
         columns = COLUMNS | TRAINED
+    if any(run["fix"] and figures(run)["fixed"] != len(run["checkpoints"]) for run in runs):
+        columns = columns | HELD
     rows = []
     for value in _values(runs):
         here = [run for run in runs if axis_text(run) == value]

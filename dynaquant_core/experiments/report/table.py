@@ -115,6 +115,7 @@ def _system_row(index: int, run: Mapping[str, Any]) -> Row:
 
 def _transferred_row(index: int, run: Mapping[str, Any]) -> Row:
     final, (entry,) = run["final"], run["checkpoints"]
+    decoded = entry["quality"]["search"]  # null: no number
     return {
         "run": str(index + 1),
         "method": setting_label(run),
@@ -122,7 +123,7 @@ def _transferred_row(index: int, run: Mapping[str, Any]) -> Row:
         "threshold": percent(run["threshold"]),
         **_stored(run),
         f"pre-trained {run['pretrained']['metric']}": number(entry["quality"]["reference"], digits=4),
-        "as decoded": number(entry["quality"]["search"], digits=4),
+        "as decoded": number(math.nan if decoded is None else decoded, digits=4),
         f"final {final['metric']}": f"{final['value']:.4f}",
         "uncompressed": f"{final['baseline']:.4f}",
         "degradation": percent(final["relative_degradation"], signed=True),
@@ -160,8 +161,8 @@ def _checkpoint_row(entry: Mapping[str, Any]) -> Row:
         "stored": size(entry["stored_bytes"]),
         "ratio": times(entry["raw_bytes"] / entry["stored_bytes"]),
         "weights ratio": times(part_ratio(entry, "weight")),
-        "search": percent(degradation["search"], signed=True),
-        "held-out": f"{percent(degradation['heldout'], signed=True)} ± {percent(degradation['heldout_se'])}",
+        "search": worse(degradation["search"]),
+        "held-out": f"{worse(degradation['heldout'])} ± {percent(degradation['heldout_se'])}",
         "met": "yes" if entry["met"] else "NO",
         "evaluations": str(entry["evaluations"]),
         "unchanged": percent(entry["unchanged"]),
@@ -227,6 +228,16 @@ def percent(share: float | None, *, signed: bool = False, digits: int | None = 2
         return "-"
     sign = "+" if signed else ""
     return f"{100 * share:{sign}.10g}%" if digits is None else f"{share:{sign}.{digits}%}"
+
+
+def worse(degradation: float | None) -> str:
+    """A checkpoint's degradation, infinite where there is no number: the decoded model's metric was none.
+
+    Example:
+        >>> worse(0.0123), worse(None)
+        ('+1.23%', '+inf%')
+    """
+    return percent(math.inf if degradation is None else degradation, signed=True)
 
 
 def number(value: float | None, *, digits: int = 3) -> str:

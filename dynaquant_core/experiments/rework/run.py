@@ -23,7 +23,7 @@ from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.rework import ReworkSection
 from dynaquant_core.experiments.data.dataset import drawn
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import mean, note, say
+from dynaquant_core.experiments.life import mean, note, note_start, say
 from dynaquant_core.experiments.rework.buckets import Buckets
 from dynaquant_core.experiments.rework.chain import Chain, Link
 from dynaquant_core.experiments.rework.point import point_of
@@ -114,7 +114,7 @@ class Rework:
 
     def run(self) -> None:
         """Trains once, then fails as often as asked for."""
-        note(self._job, "start", restored=0)
+        note_start(self._job)
         seconds, digest = self._train(), self._trainer.digest()
         known = {
             event["repeat"]

@@ -10,7 +10,7 @@ from typing import final
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.data.dataset import Batch
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import in_curve, mean, note, say
+from dynaquant_core.experiments.life import in_curve, mean, note, note_start, say
 from dynaquant_core.experiments.pretraining import put_weights, read_weights
 from dynaquant_core.experiments.systems.registry import make_system
 from dynaquant_core.experiments.trainer import Trainer
@@ -42,7 +42,7 @@ class SystemRun:
         """To the last step, or to the first whose loss is not finite."""
         experiment, trainer = self._job.experiment, self._trainer
         self._job.diary.unlink(missing_ok=True)
-        note(self._job, "start", restored=0)
+        note_start(self._job)
         goes = True
         while goes and trainer.step < experiment.steps:
             goes = self._step()
