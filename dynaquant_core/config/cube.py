@@ -133,8 +133,8 @@ class DynaQuantOptions(FrozenSettings):
             given = data.get(name, value)
             require(
                 given == value,
-                f"method dynaquant: profile='paper' sets {name} to {value!r}, got {given!r}; leave one of the "
-                "two out.",
+                f"method dynaquant: profile='paper' sets {name} to {value!r}, got {given!r}; leave one of "
+                "the two out.",
             )
         return cls(**known_keys(cls, data))
 
