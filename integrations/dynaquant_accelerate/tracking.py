@@ -35,6 +35,4 @@ class Tracking:
     def put(self, info: CheckpointInfo) -> None:
         """Logs the figures of a checkpoint; its own step is one of them."""
         if self._accelerator.trackers:
-            self._log(
-                figures_of(info), step=self._step, log_kwargs=UNFINISHED if self._step is None else None
-            )
+            self._log(figures_of(info), step=self._step, log_kwargs=UNFINISHED if self._step is None else {})
