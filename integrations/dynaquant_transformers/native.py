@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import xxhash
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
@@ -97,7 +97,7 @@ def digests(folder: Path) -> dict[str, str]:
     for path in (folder / name for name in TELLING):
         if path.is_file():
             with told("read", path):
-                found[path.name] = xxhash.xxh3_64_hexdigest(path.read_bytes())
+                found[path.name] = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     return found
 
 
