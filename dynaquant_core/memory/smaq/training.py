@@ -287,7 +287,8 @@ def _require_free(subjects: list[Any]) -> None:
         )
         require(
             subject not in _applied,
-            f"SmaQ: this {type(subject).__name__} is coded already; remove() the first apply()'s handle.",
+            f"SmaQ: this {type(subject).__name__} is coded already; remove() the first apply()'s handle, or "
+            f"build it anew where nobody has kept that.",
         )
     model = subjects[0]
     for other in [one for one in _applied if isinstance(one, nn.Module)]:
