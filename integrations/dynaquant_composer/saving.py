@@ -65,7 +65,7 @@ class FolderSaver(CheckpointSaver):
 
     @property
     def last(self) -> CheckpointInfo | None:
-        """The checkpoint committed last; None before the first."""
+        """The checkpoint committed last; None before the first, and on ranks other than 0."""
         return self._run.last
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
