@@ -157,8 +157,11 @@ def require_space(folder: Path, most: int, estimate: Callable[[], int]) -> None:
         raise storage_error("save into", folder, full)
 
 
-def require_target(path: Path) -> None:
+def require_target(path: Path) -> Path:
     """Refuses a path that a rename would not give to a regular file, or would take from something else.
+
+    Returns:
+        The path; where it is a symbolic link, what that points to: whoever reads there gets what is written.
 
     Raises:
         UnsafePathError: it names no file, a folder, device, pipe or socket stands there, or a checkpoint of a
@@ -175,6 +178,7 @@ def require_target(path: Path) -> None:
             raise UnsafePathError(
                 f"{str(path)!r} is a folder, device or pipe; give the path of the file to write."
             )
+        return path.resolve() if path.is_symlink() else path
 
 
 def require_another(path: Path, source: Path) -> None:

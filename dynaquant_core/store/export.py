@@ -109,7 +109,7 @@ def _separate(tensors: dict[str, Tensor]) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    require_target(path)
+    path = require_target(path)
     temporary = path.with_name(temporary_name(path.name))
     with guarded("export to", path):
         try:

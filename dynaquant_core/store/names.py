@@ -5,9 +5,13 @@ The numbers in a name serve people and error messages; where they and a file's i
 
 from __future__ import annotations
 
+import operator
 import re
 import uuid
 from dataclasses import dataclass
+from typing import Any
+
+from dynaquant_core.errors import ConfigError
 
 __all__ = [
     "LOCK_FILE",
@@ -18,6 +22,7 @@ __all__ = [
     "is_ours",
     "parse_name",
     "temporary_name",
+    "whole_step",
 ]
 
 LOCK_FILE = ".dynaquant.lock"
@@ -81,3 +86,21 @@ def is_leftover(name: str) -> bool:
 def is_ours(name: str) -> bool:
     """Whether a store may have written ``name``; everything else in its folder is foreign."""
     return name in {LOCK_FILE, PINS_FILE} or parse_name(name) is not None or is_leftover(name)
+
+
+def whole_step(step: Any) -> int:
+    """A step as an int, whatever whole number it is, NumPy's too.
+
+    Raises:
+        ConfigError: it is none.
+
+    Example:
+        >>> whole_step(2000)
+        2000
+    """
+    try:
+        if isinstance(step, bool):
+            raise TypeError
+        return operator.index(step)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"step must be a whole number, got {step!r}.") from error

@@ -15,6 +15,7 @@ from dynaquant_core.state import Tree, flatten
 from dynaquant_core.store.hints import buffer_names, hints_for, stand_in_names
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import LIMIT
+from dynaquant_core.store.names import whole_step
 from dynaquant_core.store.parts import Base, Division, Settings, divide
 from dynaquant_core.store.saving import Saving, Sealed
 
@@ -70,10 +71,8 @@ def prepare(
         UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
         ConfigError: ``step``, ``config`` or ``gradients`` is not what it should be.
     """
-    require(
-        type(step) is int and 0 <= step < LIMIT,
-        f"step must be a whole number from 0 to below 2**63, got {step!r}.",
-    )
+    step = whole_step(step)
+    require(0 <= step < LIMIT, f"step must be a whole number from 0 to below 2**63, got {step!r}.")
     tree = flatten(state)
     buffers = buffer_names({leaf.name: leaf.tensor for leaf in tree.leaves}, model)
     kept = buffers | stand_in_names(tree.leaves, model)

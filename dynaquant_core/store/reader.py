@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from dynaquant_core.config import require
 from dynaquant_core.errors import (
     CheckpointNotFoundError,
     DynaQuantError,
@@ -25,7 +24,7 @@ from dynaquant_core.store.catalogue import READ_ERRORS, Catalogue, Entry, Scan, 
 from dynaquant_core.store.chain import Chain, open_chain
 from dynaquant_core.store.descriptors import is_out_of_means
 from dynaquant_core.store.info import CheckpointInfo, Problem
-from dynaquant_core.store.names import parse_name
+from dynaquant_core.store.names import parse_name, whole_step
 
 __all__ = ["FALLBACK_ERRORS", "Reader"]
 
@@ -62,7 +61,7 @@ class Reader:
             CorruptFileError: the newest file that bears the step's name is damaged.
             ConfigError: ``step`` is no whole number.
         """
-        require(type(step) is int, f"step must be a whole number, got {step!r}.")
+        step = whole_step(step)
         entry = scan.current().get(step)
         damaged = [
             (hint, item) for item in scan.damaged if (hint := parse_name(item.name)) and hint.step == step

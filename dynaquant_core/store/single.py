@@ -45,7 +45,7 @@ def begin_file(
         ConfigError: ``config`` is of another method than the one that was asked for.
         UnsafePathError: the path names no file, or something else than a file stands there.
     """
-    require_target(path)
+    path = require_target(path)
     settings = Settings.of(method, moments, exact)
     if settings.named:
         require_own_config(config, settings.weights)

@@ -326,6 +326,7 @@ class CheckpointStore:
 
         Raises:
             StoreLockedError: another writer holds the store.
+            BudgetError: ``keep_within`` has no room for the newest checkpoint and the pinned ones.
             StorageError: the system refused; nothing is lost.
         """
         return self._upkeep.compact()

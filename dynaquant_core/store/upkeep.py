@@ -6,13 +6,18 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from dynaquant_core.config import require
-from dynaquant_core.errors import CorruptFileError, MissingBaseError, StorageError, UnsafePathError
+from dynaquant_core.errors import (
+    BudgetError,
+    CorruptFileError,
+    MissingBaseError,
+    StorageError,
+    UnsafePathError,
+)
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Catalogue, Entry, Scan
 from dynaquant_core.store.chain import Chain
 from dynaquant_core.store.merge import merge
-from dynaquant_core.store.names import parse_name
+from dynaquant_core.store.names import parse_name, whole_step
 from dynaquant_core.store.pins import read_pins, write_pins
 from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.rebase import rebase
@@ -59,8 +64,9 @@ class Upkeep:
     def compact(self) -> list[int]:
         """Re-bases what stays, then retires what nothing needs any more; steps that could not be re-based."""
         with self._session.writing():
-            scan = self._catalogue.scan()
-            stay = kept(scan.entries, self._policy, read_pins(self._folder))
+            scan, pins = self._catalogue.scan(), read_pins(self._folder)
+            self._require_budget(scan, pins)
+            stay = kept(scan.entries, self._policy, pins)
             self._writer.tidy()  # first: the disk may be full, and what nothing needs goes without a new file
             left: list[int] = []
             self._session.forget(self._rebase(self._catalogue.scan(), stay, self._max_chain, left))
@@ -69,8 +75,27 @@ class Upkeep:
             self._session.forget(entry.digest for entry in scan.entries if entry.digest not in there)
             return left
 
+    def _require_budget(self, scan: Scan, pins: Collection[int]) -> None:
+        """Removes nothing for a budget that not even the newest and the pinned would keep, each as a key.
+
+        A key that a delta would be written anew as is about as large as the one below it.
+        """
+        budget, there = self._policy.keep_within, scan.current().values()
+        if budget is None or not there:
+            return
+        newest = max(there, key=lambda entry: entry.order)
+        feet = [_foot(scan, entry) for entry in there if entry is newest or entry.step in pins]
+        least = sum(entry.size for entry in {entry.digest: entry for entry in feet}.values())
+        if least > budget:
+            raise BudgetError(
+                f"The newest checkpoint of {str(self._folder)!r} and the pinned ones take about {least:,} "
+                f"bytes, but keep_within allows {budget:,}; nothing was removed; raise it (100GB, say), or "
+                f"unpin steps."
+            )
+
     def delete(self, step: int) -> None:
         """Removes every file of a step, after what builds on one was written anew."""
+        step = whole_step(step)
         with self._session.writing():
             scan = self._catalogue.scan()
             self._require_read(scan, step)
@@ -120,14 +145,13 @@ class Upkeep:
     def pin(self, step: int) -> None:
         """Adds a step to the pins."""
         with self._session.writing():
-            self._reader.find(self._catalogue.scan(), step)
-            self._set_pins(read_pins(self._folder) | {step})
+            entry = self._reader.find(self._catalogue.scan(), step)
+            self._set_pins(read_pins(self._folder) | {entry.step})
 
     def unpin(self, step: int) -> None:
         """Takes a step from the pins."""
-        require(type(step) is int, f"step must be a whole number, got {step!r}.")
         with self._session.writing():
-            self._set_pins(read_pins(self._folder) - {step})
+            self._set_pins(read_pins(self._folder) - {whole_step(step)})
 
     def _set_pins(self, steps: Iterable[int]) -> None:
         wanted = frozenset(steps)
@@ -195,6 +219,13 @@ def _require_bases(scan: Scan, stay: Iterable[Entry], step: int) -> None:
                 f"Step {step} stays: {unread[0]} cannot be read now, and {entry.path.name} may build on it; "
                 f"try again when it can be, or delete step {entry.step} first."
             )
+
+
+def _foot(scan: Scan, entry: Entry) -> Entry:
+    """The key below an entry, or the lowest that is there."""
+    while (base := scan.by_digest(entry.base_digest or "")) is not None:
+        entry = base
+    return entry
 
 
 def _hints_at(name: str, step: int) -> bool:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import dynaquant_core as dq
+from dynaquant_core.store import CheckpointStore
 from dynaquant_core.store.export import to_pt, to_safetensors
 from tests.store.kit import checkpoint_files, filled, is_same, small_state
 
@@ -144,3 +146,24 @@ def test_a_target_that_is_no_file_is_refused_and_stays(tmp_path: Path, kind: str
         with pytest.raises(dq.UnsafePathError, match="give the path of the file"):
             write({"weight": torch.ones(4)}, path)
     assert path.stat().st_ino == before
+
+
+@pytest.mark.parametrize("how", ["save_file", "export", "safetensors"])
+def test_a_link_goes_on_pointing_to_what_is_written(tmp_path: Path, how: str) -> None:
+    """Whoever reads the file that it points to would have gone on with old weights."""
+    (tmp_path / "large disk").mkdir()
+    target, link = tmp_path / "large disk" / "weights", tmp_path / "weights"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    state = {"w": torch.arange(6.0)}
+    if how == "save_file":
+        dq.save_file(state, link, exact="*")
+        found = dq.load_file(target)
+    else:
+        with CheckpointStore(tmp_path / "store", exact="*") as store:
+            store.save(1, state)
+            store.export(1, link, "pt" if how == "export" else "safetensors")
+        found = torch.load(target) if how == "export" else load_file(target)
+    assert link.is_symlink()
+    assert torch.equal(found["w"], state["w"])
+    assert sorted(path.name for path in target.parent.iterdir()) == ["weights"]

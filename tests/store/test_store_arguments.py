@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import dynaquant_core as dq
+from dynaquant_core.errors import ConfigError
 from dynaquant_core.store import CheckpointStore
 from tests.store.kit import exact_store, filled, small_state
 
@@ -75,3 +77,17 @@ def test_a_relative_path_is_meant_from_where_the_store_was_made(
     store.save(2, small_state(2))
     assert store.steps() == CheckpointStore(tmp_path / "run").steps() == [1, 2]
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor])
+def test_whole_numbers_of_any_kind_are_steps(tmp_path: Path, kind: Any) -> None:
+    with CheckpointStore(tmp_path, exact="*") as store:
+        assert store.save(kind(7), {"w": torch.ones(2)}).step == 7
+        assert store.load(kind(7))["w"].tolist() == [1.0, 1.0]
+        store.pin(kind(7))
+        store.unpin(kind(7))
+        for none in (True, 7.0, "7", None):
+            with pytest.raises(ConfigError, match="step must be a whole number"):
+                store.save(none, {"w": torch.ones(2)})  # type: ignore[arg-type]
+        store.delete(kind(7))
+        assert store.steps() == []

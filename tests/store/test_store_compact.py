@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import dynaquant_core as dq
+from dynaquant_core.errors import BudgetError
 from dynaquant_core.store import CheckpointStore, upkeep
 from dynaquant_core.store.rebase import rebase
 from tests.store.kit import checkpoint_files, exact_store, filled, is_same, small_state
@@ -113,3 +114,15 @@ def test_compact_leaves_what_it_cannot_read(tmp_path: Path) -> None:
     checkpoint_files(tmp_path)[1].write_bytes(data)
     CheckpointStore(tmp_path, keep_last=1).compact()
     assert len(checkpoint_files(tmp_path)) == 3
+
+
+def test_a_budget_that_nothing_fits_removes_nothing(tmp_path: Path) -> None:
+    """A unit that was forgotten: all but the newest went, and the store was over the budget still."""
+    filled(tmp_path, (1, 2, 3))
+    before = checkpoint_files(tmp_path)
+    with pytest.raises(BudgetError, match=r"but keep_within allows 100; nothing was removed"):
+        CheckpointStore(tmp_path, keep_within=100).compact()
+    assert checkpoint_files(tmp_path) == before
+    largest = max(file.stat().st_size for file in before)
+    CheckpointStore(tmp_path, keep_within=int(1.1 * largest)).compact()
+    assert CheckpointStore(tmp_path).steps() == [3]
