@@ -80,3 +80,23 @@ def test_a_layer_is_a_part_of_one_graph():
     with smaq.apply(model, **ONLY_MAPS):
         torch.compile(model, backend=counted)(rows()[0]).sum().backward()
     assert (counted.frame_count, counted.op_count) == (1, len(model))
+
+
+def test_only_what_is_trained_cuts_a_graph():
+    """Models take the largest of positions and masks, too, of which nothing is saved."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, inputs):
+            most = inputs.argmax(1).max() + torch.softmax(inputs, 1).amax()
+            return self.layer(inputs) * most
+
+    counted = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    model = Positions()
+    with smaq.apply(model, **ONLY_MAPS):
+        torch.compile(model, backend=counted)(rows()[0]).sum().backward()
+    assert counted.frame_count == 1

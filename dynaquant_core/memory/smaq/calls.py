@@ -51,7 +51,8 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Calls it; what `spares` wants to know of as it has to be called."""
-        if func in UNCOMPILED or (func in ORDERED and is_extreme(func, args, kwargs or {})):
+        known = func in UNCOMPILED or (func in ORDERED and is_extreme(func, args, kwargs or {}))
+        if known and _trains(args, kwargs or {}):
             return self._uncompiled(self, func, args, kwargs or {})
         if func in KNOWN and not torch.compiler.is_compiling():
             return _noted(self, func, args, kwargs or {})
@@ -85,6 +86,11 @@ def needs_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needs:
     if func in ENTANGLED or (func in ORDERED and is_extreme(func, args, kwargs)):
         return Everything()
     return NormCall.of(func, args, kwargs)
+
+
+def _trains(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call may save anything; of positions and masks nothing is saved, and no graph is cut."""
+    return any(isinstance(one, Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
 
 
 def _noted(mode: Calls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
