@@ -41,7 +41,7 @@ def save_file(
 
     Args:
         state: a tree of tensors and plain objects.
-        path: of the file.
+        path: of the file; where it is a symbolic link, the file that this points to is written.
         config: one point of a method's search space, which picks its method: a `Config` "dynaquant", a
             `LatticeConfig` "lattice"; None: the method's careful default.
         threshold: allowed relative degradation, a share (0.01 = 1%); the smallest configuration that keeps it

@@ -302,7 +302,7 @@ class CheckpointStore:
 
         Args:
             step: which.
-            path: of the new file.
+            path: of the new file; a symbolic link to one is followed.
             to: "pt" (loads with ``weights_only=True``), "safetensors", or an installed exporter's name; None:
                 by the suffix of ``path``.
 

@@ -35,9 +35,9 @@ class Calls(TorchFunctionMode):
     """While it is entered, `spares` knows what is saved by a call that needs some of it as it is.
 
     It says so instead of changing saved-tensor hooks, so that activation checkpointing and a user's own
-    hooks inside of the model go on seeing what they saw.  A compiled model calls attention between its
-    graphs: inside of one, queries would be made again in backward from packed maps.  Norms stay part of
-    graphs, and nothing is known of what they save there.
+    hooks inside of the model go on seeing what they saw.  A compiled model calls attention, a softmax and
+    what is `entangled` between its graphs: inside of one, what was packed would be made into something else
+    in backward.  Norms stay part of graphs, and nothing is known of what they save there.
     """
 
     def __init__(self) -> None:
