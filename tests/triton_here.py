@@ -10,16 +10,24 @@ import torch
 from dynaquant_core import device_jit
 
 
-def require_interpreter() -> None:
-    """Skips where kernels cannot be interpreted, or need not be."""
+def why_not() -> str | None:
+    """Why kernels cannot be interpreted here, or need not be; None: they can."""
     if torch.cuda.is_available():
-        pytest.skip("tests/device run the kernels on the device")
+        return "tests/device run the kernels on the device"
     try:
         found = version("triton")
     except PackageNotFoundError:
-        pytest.skip("Triton is not installed")
+        return "Triton is not installed"
     if tuple(int(part) for part in found.split(".")[:2]) < (3, 9):
-        pytest.skip(f"the interpreter of Triton {found} does not know today's numpy; 3.9 does")
+        return f"the interpreter of Triton {found} does not know today's numpy; 3.9 does"
+    return None
+
+
+def require_interpreter() -> None:
+    """Skips where `why_not` has a reason."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:

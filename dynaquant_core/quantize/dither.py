@@ -136,10 +136,13 @@ def assign_dithered(
         )
     unpruned = replace(cut, prune=-1.0)
     codes, protected = seam.assign(flat, gradient, unpruned, levels.lookup(buckets), buckets, out=out)
-    if seam.side(flat) is cpu_path:
+    side = seam.side(flat)
+    if side is cpu_path:
         settle_on_cpu(flat, codes, levels, draws)
-    else:
+    elif side is torch_path:
         settle_in_torch(flat, codes, levels, draws)
+    else:
+        side.settle(flat, codes, (levels.values, levels.gaps, levels.codes), draws)
     return codes, protected
 
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core import device_jit
 from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError, UnsupportedStateError
 from dynaquant_core.quantize import cpu_path, torch_path
 from dynaquant_core.quantize.buckets import Buckets
@@ -33,7 +34,13 @@ PIECE = 1 << 20
 
 def side(tensor: Tensor) -> ModuleType:
     """The side of the seam that serves the tensor's device."""
-    return cpu_path if tensor.device.type == "cpu" else torch_path
+    if tensor.device.type == "cpu":
+        return cpu_path
+    if not device_jit.compiles(tensor.device):
+        return torch_path
+    from dynaquant_core.quantize.device import path
+
+    return path
 
 
 def histogram(values: Tensor, buckets: Buckets) -> NDArray[np.int64]:

@@ -52,6 +52,7 @@ THIRD_PARTY: dict[str, set[str] | None] = {
         "comm",
         "device_probe",
         "memory",
+        "quantize",
     },  # comes with torch for CUDA
     "xxhash": None,
     "typing_extensions": None,  # torch requires it

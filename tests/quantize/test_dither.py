@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from dynaquant_core.quantize.dither import PLACE_OF, PLACES, Levels, assign_dith
 from dynaquant_core.quantize.lattice import offset_key, offsets
 from dynaquant_core.threads import thread_count
 from tests.reference import quantize_twins as twins
+from tests.triton_here import why_not
 
 EXAMPLES = settings(max_examples=80, deadline=None)
 SCHEMES = [BitBuckets(6), BitBuckets(10), LogBuckets(0.01)]
@@ -31,6 +34,12 @@ WEIGHTS = st.one_of(
 
 def levels(zero=True, dtype=torch.float32):
     return Levels.of(CENTRES, dtype, zero=zero)
+
+
+def all_sides():
+    """The seam's; that of kernels for a device where Triton's interpreter can run them."""
+    kernels = [] if why_not() else [importlib.import_module("dynaquant_core.quantize.device.path")]
+    return [cpu_path, torch_path, *kernels]
 
 
 def weights(size=40_000, dtype=torch.float32):
@@ -67,7 +76,7 @@ def test_places_match_their_twin(codes, start, tile):
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("zero", [True, False])
-def test_both_sides_give_the_same_codes(monkeypatch, scheme, dtype, zero):
+def test_all_sides_give_the_same_codes(monkeypatch, scheme, dtype, zero):
     values, gradient = weights(5000, dtype), weights(5000) ** 2
     cut = Cut(protect_magnitude=float(scheme.limits[scheme.unsigned().bucket_of(np.float32(1.6))]))
     cut = Cut(cut.protect_magnitude, 0.9, 0.3, "sensitivity")
@@ -77,7 +86,7 @@ def test_both_sides_give_the_same_codes(monkeypatch, scheme, dtype, zero):
     assert (expected == 0).any() == zero
     monkeypatch.setattr(cpu_path, "BLOCK", 1 << 10)
     monkeypatch.setattr(torch_path, "CHUNK", 1000)
-    for side in (cpu_path, torch_path):
+    for side in all_sides():
         monkeypatch.setattr(seam, "side", lambda tensor, side=side: side)
         for draws in (KEY, offsets(KEY, 5000)):
             codes, protected = assign_dithered(*arguments, draws)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 
@@ -16,6 +17,7 @@ from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchEr
 from dynaquant_core.quantize.lattice import cpu_path, dequantise, offset_key, quantise, round_step, torch_path
 from tests.quantize.data import DISTRIBUTIONS, sample
 from tests.reference import lattice_twins as twins
+from tests.triton_here import require_interpreter, why_not
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 KEYS = st.integers(0, 2**64 - 1)
@@ -36,10 +38,24 @@ def decoded(symbols, escapes, step, like, key=5):
     return out
 
 
-@pytest.fixture(params=["cpu", "torch"])
+#: Of values that are not finite, the interpreter's numpy.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+
+SIDES = ["cpu", "torch", "kernels"]
+
+
+def side_of(name):
+    """An implementation; that of kernels for a device where Triton's interpreter can run them."""
+    if name != "kernels":
+        return {"cpu": cpu_path, "torch": torch_path}[name]
+    require_interpreter()
+    return importlib.import_module("dynaquant_core.quantize.lattice.device_path")
+
+
+@pytest.fixture(params=SIDES)
 def one_side(request, monkeypatch):
-    """Sends CPU tensors through one of the two implementations, in pieces of odd sizes."""
-    path = cpu_path if request.param == "cpu" else torch_path
+    """Sends CPU tensors through one of the implementations, in pieces of odd sizes."""
+    path = side_of(request.param)
     monkeypatch.setattr(SEAM, "side", lambda device: path)
     monkeypatch.setattr(SEAM, "PIECE", 777)
     monkeypatch.setattr(cpu_path, "SLICE", 501)
@@ -94,12 +110,13 @@ def test_both_sides_agree_on_every_distribution(name, dtype, monkeypatch):
     weights = weights if weights.isfinite().all() else weights.clamp(-60000, 60000)
     step = round_step(max(float(weights.double().std()), 1e-3) * 0.37)
     found = []
-    for path in (cpu_path, torch_path):
+    for path in map(side_of, SIDES if why_not() is None else SIDES[:2]):
         monkeypatch.setattr(SEAM, "side", lambda device, path=path: path)
         symbols, escapes = coded(weights, step)
         found.append((symbols, escapes, decoded(symbols, escapes, step, weights).double().numpy()))
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for ours, *others in zip(*found, strict=True):
+        for theirs in others:
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none in this machine")

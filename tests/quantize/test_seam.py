@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 
 import numpy as np
@@ -21,6 +22,7 @@ from dynaquant_core.quantize.cut import NO_CUT, Cut
 from dynaquant_core.quantize.flat import to_bfloat16
 from dynaquant_core.quantize.importance import magnitude, sensitivity
 from tests.quantize.data import DISTRIBUTIONS, sample
+from tests.triton_here import require_interpreter, why_not
 
 SCHEMES = [BitBuckets(6), BitBuckets(9), LogBuckets(0.01)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -59,10 +61,25 @@ def expected_codes(values, gradient, cut, levels, scheme):
     return np.where(protected, 1, codes).astype(np.uint8), weights[protected]
 
 
-@pytest.fixture(params=["cpu", "torch"])
+#: Of values that are not finite, the interpreter's numpy.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+
+SIDES = ["cpu", "torch", "kernels"]
+
+
+def side_of(name):
+    """A side of the seam; the one of kernels for a device where Triton's interpreter can run them."""
+    if name != "kernels":
+        return {"cpu": cpu_path, "torch": torch_path}[name]
+    require_interpreter()
+    return importlib.import_module("dynaquant_core.quantize.device.path")
+
+
+@pytest.fixture(params=SIDES)
 def one_side(request, monkeypatch):
     """Forces CPU tensors through one side of the seam."""
-    monkeypatch.setattr(seam, "side", lambda tensor: cpu_path if request.param == "cpu" else torch_path)
+    found = side_of(request.param)
+    monkeypatch.setattr(seam, "side", lambda tensor: found)
     monkeypatch.setattr(torch_path, "CHUNK", 1000)
     monkeypatch.setattr(cpu_path, "BLOCK", 1 << 10)
     monkeypatch.setattr(cpu_path, "SLICE", 1 << 9)
@@ -92,15 +109,16 @@ def test_both_sides_agree_on_every_distribution(name, scheme, monkeypatch):
     base = np.random.default_rng(2).integers(0, 10, values.numel()).astype(np.uint8)
     cut = Cut(limit(scheme, 2.5), limit(scheme, 0.02), limit(scheme, 1e-4), "sensitivity")
     found = []
-    for path in (cpu_path, torch_path):
+    for path in map(side_of, SIDES if why_not() is None else SIDES[:2]):
         monkeypatch.setattr(seam, "side", lambda tensor, path=path: path)
         joint = seam.tally(values, gradient, cut, scheme, base, 10)
         codes, protected = seam.assign(values, gradient, cut, levels, scheme)
         counts, energy = seam.score_histogram(values, gradient, scheme.unsigned())
         found.append((seam.histogram(values, scheme), counts, joint.rows, joint.counts, codes, protected))
         np.testing.assert_allclose(energy.sum(), (values.double() ** 2).sum().item(), rtol=1e-9)
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for ours, *others in zip(*found, strict=True):
+        for theirs in others:
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: none in this machine")

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core import device_jit
 from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError
 from dynaquant_core.quantize.flat import FLOATS, flatten
 from dynaquant_core.quantize.lattice import cpu_path, torch_path
@@ -38,7 +39,13 @@ PIECE = 1 << 20
 
 def side(device: torch.device) -> ModuleType:
     """The implementation that serves a device."""
-    return torch_path if device.type == "cuda" else cpu_path
+    if device.type != "cuda":
+        return cpu_path
+    if not device_jit.compiles(device):
+        return torch_path
+    from dynaquant_core.quantize.lattice import device_path
+
+    return device_path
 
 
 def home(device: torch.device) -> torch.device:

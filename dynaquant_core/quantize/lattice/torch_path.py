@@ -14,7 +14,7 @@ from torch import Tensor
 from dynaquant_core.quantize.lattice import offset_kernels
 from dynaquant_core.quantize.torch_path import chunks, on_device, to_host
 
-__all__ = ["dequantise", "offsets", "quantise"]
+__all__ = ["dequantise", "nearest", "offsets", "points", "quantise"]
 
 #: See `kernels`.
 MIDDLE, ESCAPE = 128, 0
@@ -30,17 +30,31 @@ def shifted(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def offsets_at(key: np.uint64, index: Tensor) -> Tensor:
+    """float32 offsets of any indices int64[n], on their device."""
+    numbers = words(key, index >> 2) >> ((index & 3) * 16)
+    return centred(numbers & 0xFFFF)
+
+
 def offsets(key: np.uint64, part: slice, device: torch.device) -> Tensor:
-    """float32 offsets of a range of indices, on a device."""
+    """float32 offsets of a range of indices, on a device: a quarter of the work of `offsets_at`."""
     first = part.start // 4
-    block = torch.arange(first, -(-part.stop // 4), dtype=torch.int64, device=device)
+    z = words(key, torch.arange(first, -(-part.stop // 4), dtype=torch.int64, device=device))
+    numbers = z.view(torch.int16)[part.start - 4 * first : part.stop - 4 * first]  # the lowest bits first
+    return centred(numbers.to(torch.int32) & 0xFFFF)
+
+
+def words(key: np.uint64, block: Tensor) -> Tensor:
+    """int64: the word that four indices share."""
     z = (block + 1) * signed(offset_kernels.GOLDEN) + signed(key)
     z = (z ^ shifted(z, 30)) * signed(offset_kernels.FIRST)
     z = (z ^ shifted(z, 27)) * signed(offset_kernels.SECOND)
-    z ^= shifted(z, 31)
-    numbers = z.view(torch.int16)[part.start - 4 * first : part.stop - 4 * first]  # the lowest bits first
-    numbers = (numbers.to(torch.int32) & 0xFFFF).to(torch.float32)
-    return numbers.mul_(float(offset_kernels.UNIT)).add_(float(offset_kernels.LOWEST))
+    return z ^ shifted(z, 31)
+
+
+def centred(numbers: Tensor) -> Tensor:
+    """float32 offsets of 16-bit numbers."""
+    return numbers.to(torch.float32).mul_(float(offset_kernels.UNIT)).add_(float(offset_kernels.LOWEST))
 
 
 def on_same_device(number: np.float32, tensor: Tensor) -> Tensor:
@@ -48,14 +62,26 @@ def on_same_device(number: np.float32, tensor: Tensor) -> Tensor:
     return torch.tensor(float(number), dtype=torch.float32, device=tensor.device)
 
 
+def nearest(values: Tensor, step: np.float32, key: np.uint64, index: Tensor | slice) -> Tensor:
+    """float32: number of the lattice point next to each of the values, whose indices are given."""
+    drawn = offsets(key, index, values.device) if isinstance(index, slice) else offsets_at(key, index)
+    return torch.round(values.to(torch.float32) / on_same_device(step, values) - drawn)
+
+
+def points(k: Tensor, step: np.float32, key: np.uint64, index: Tensor | slice, limit: np.float32) -> Tensor:
+    """float32: the lattice points of such numbers, none beyond a limit."""
+    drawn = offsets(key, index, k.device) if isinstance(index, slice) else offsets_at(key, index)
+    decoded = (k.to(torch.float32) + drawn) * on_same_device(step, k)
+    return decoded.clamp_(-float(limit), float(limit))
+
+
 def quantise(
     flat: Tensor, step: np.float32, key: np.uint64, symbols: NDArray[np.uint8]
 ) -> NDArray[np.int32] | None:
     """See `cpu_path.quantise`."""
-    width = on_same_device(step, flat)
     found = [np.zeros(0, dtype=np.int32)]
     for part in chunks(flat.numel()):
-        k = torch.round(flat[part].to(torch.float32) / width - offsets(key, part, flat.device))
+        k = nearest(flat[part], step, key, part)
         within = k.abs() < MIDDLE
         escaped = k[~within]
         if not bool((escaped.abs() < 2.0**31).all()):
@@ -75,11 +101,10 @@ def dequantise(
     pieces: list[tuple[slice, int]],
 ) -> None:
     """See `cpu_path.dequantise`."""
-    width, values = on_same_device(step, out), on_device(escapes, out.device).to(torch.float32)
+    values = on_device(escapes, out.device).to(torch.float32)
     for part, used in pieces:
         codes = on_device(symbols[part], out.device)
         k = codes.to(torch.float32) - MIDDLE
         zeros = codes == ESCAPE
         k[zeros] = values[used : used + int(zeros.sum())]
-        decoded = (k + offsets(key, part, out.device)) * width
-        out[part] = decoded.clamp_(-float(limit), float(limit)).to(out.dtype)
+        out[part] = points(k, step, key, part, limit).to(out.dtype)

@@ -11,13 +11,10 @@ import triton.language as tl
 
 from dynaquant_core.memory.smaq.device.flag_kernels import MANY, VARYING, flags_at, store_flags
 from dynaquant_core.memory.smaq.device.survey_kernels import combined, store_five
+from dynaquant_core.quantize.device.offset_kernels import half_at
 
 __all__ = ["classify", "classify_first", "read", "settle", "write"]
 
-#: SplitMix64, as in `quantize.lattice.offset_kernels`.
-GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
-SECOND = tl.constexpr(0x94D049BB133111EB)
 #: A smaller deviation is none; see `statistics`.
 SMALLEST = tl.constexpr(2.0**-126)
 
@@ -27,12 +24,7 @@ UNIT, HALF_UNIT = tl.constexpr(2.0**-16), tl.constexpr(2.0**-17)
 @triton.jit
 def draw_at(key, index):
     """The float32 in (0, 1) that belongs to an int64 index."""
-    z = key.to(tl.uint64) + ((index >> 2) + 1).to(tl.uint64) * GOLDEN
-    z = (z ^ (z >> 30)) * FIRST
-    z = (z ^ (z >> 27)) * SECOND
-    z = z ^ (z >> 31)
-    half = (z >> ((index & 3) * 16).to(tl.uint64)) & 0xFFFF
-    return half.to(tl.int32).to(tl.float32) * UNIT + HALF_UNIT
+    return half_at(key, index).to(tl.float32) * UNIT + HALF_UNIT
 
 
 @triton.jit

@@ -1,0 +1,53 @@
+"""The lattice on a device that has kernels: see `cpu_path`, whose symbols and values these are."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dynaquant_core.quantize.device import lattice_kernels as kernels
+from dynaquant_core.quantize.device.launch import TILE, programs, starting
+from dynaquant_core.quantize.device.transfer import bring, send
+from dynaquant_core.quantize.lattice.torch_path import ESCAPE, nearest, points
+from dynaquant_core.quantize.torch_path import to_host
+
+__all__ = ["dequantise", "quantise"]
+
+
+def quantise(
+    flat: Tensor, step: np.float32, key: np.uint64, symbols: NDArray[np.uint8]
+) -> NDArray[np.int32] | None:
+    """See `cpu_path.quantise`."""
+    found = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
+    escaped = torch.zeros(1, dtype=torch.int64, device=flat.device)
+    with starting(flat.device):
+        kernels.quantise[programs(flat)](flat, found, escaped, float(step), int(key), flat.numel(), TILE)
+    bring(found, symbols)
+    if not int(escaped):
+        return np.zeros(0, dtype=np.int32)
+    where = (found == ESCAPE).nonzero().view(-1)
+    k = nearest(flat[where], step, key, where)
+    return to_host(k.to(torch.int32)) if bool((k.abs() < 2.0**31).all()) else None
+
+
+def dequantise(
+    symbols: NDArray[np.uint8],
+    escapes: NDArray[np.int32],
+    step: np.float32,
+    key: np.uint64,
+    limit: np.float32,
+    out: Tensor,
+    pieces: list[tuple[slice, int]],  # noqa: ARG001 - threads are what other sides need them for
+) -> None:
+    """See `cpu_path.dequantise`."""
+    codes, halved = send(symbols, out.device), out.dtype == torch.bfloat16
+    target = out.view(torch.int16) if halved else out
+    with starting(out.device):
+        kernels.place[programs(codes)](
+            codes, target, float(step), float(limit), int(key), codes.numel(), halved, TILE
+        )
+    if escapes.size:
+        where = (codes == ESCAPE).nonzero().view(-1)
+        out[where] = points(send(escapes, out.device), step, key, where, limit).to(out.dtype)

@@ -1,0 +1,89 @@
+"""The kernels for a device beyond what the tests of the seam and the lattice ask of every side."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+
+from dynaquant_core import device_jit
+from dynaquant_core.quantize import cpu_path, seam, torch_path
+from dynaquant_core.quantize.buckets import BitBuckets
+from dynaquant_core.quantize.cut import Cut
+from dynaquant_core.quantize.lattice import torch_path as lattice_torch_path
+from dynaquant_core.store import CheckpointStore
+from tests.quantize.test_lattice import SEAM as LATTICE
+from tests.training.models import bits
+from tests.triton_here import require_interpreter
+
+
+@pytest.fixture
+def path():
+    """The seam's side."""
+    require_interpreter()
+    return importlib.import_module("dynaquant_core.quantize.device.path")
+
+
+@pytest.fixture
+def lattice_path():
+    """The lattice's side."""
+    require_interpreter()
+    return importlib.import_module("dynaquant_core.quantize.lattice.device_path")
+
+
+def sparse(size=9000):
+    """Normal values, most of which are zeros of both signs, as after pruning by a mask."""
+    draw = torch.Generator().manual_seed(1)
+    values = torch.randn(size, generator=draw)
+    return values * (torch.rand(size, generator=draw) > 0.8)
+
+
+def test_a_device_gets_kernels_where_they_compile_and_operations_of_torch_elsewhere(
+    monkeypatch, path, lattice_path
+):
+    elsewhere = torch.empty(1, device="meta")
+    for found, expected in ((True, (path, lattice_path)), (False, (torch_path, lattice_torch_path))):
+        monkeypatch.setattr(device_jit, "compiles", lambda device, found=found: found)
+        assert (seam.side(elsewhere), LATTICE.side(torch.device("cuda"))) == expected
+        assert seam.side(torch.empty(1)) is cpu_path
+
+
+@pytest.mark.parametrize("values", [sparse(), torch.zeros(5000), -torch.zeros(3000), torch.zeros(0)])
+@pytest.mark.parametrize("most", [1 << 30, 2048])
+def test_zeros_and_many_launches_are_counted_as_on_the_cpu(monkeypatch, path, values, most):
+    monkeypatch.setattr(path, "MOST", most)
+    monkeypatch.setattr(path, "COPIES", 3)
+    buckets, gradient = BitBuckets(4), values.roll(1)
+    cut = Cut(protect_sensitivity=1.5, prune=0.02, prune_metric="sensitivity")
+    base = (np.arange(values.numel()) % 3).astype(np.uint8)
+    found = []
+    for side in (cpu_path, path):
+        monkeypatch.setattr(seam, "side", lambda tensor, side=side: side)
+        counts, energy = seam.score_histogram(values, gradient, buckets.unsigned())
+        joint = seam.tally(values, gradient, cut, buckets, base, 3)
+        found.append([seam.histogram(values, buckets), counts, joint.rows, joint.counts, joint.pruned])
+        np.testing.assert_allclose(energy.sum(), values.double().square().sum().item(), rtol=1e-12)
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
+def test_checkpoints_coded_by_kernels_in_many_threads_have_the_bits_of_the_cpu(
+    tmp_path, monkeypatch, path, lattice_path, method
+):
+    monkeypatch.setenv("DYNAQUANT_THREADS", "4")
+    stores = []
+    for name in ("cpu", "kernels"):
+        if name == "kernels":
+            monkeypatch.setattr(seam, "side", lambda tensor: path)
+            monkeypatch.setattr(LATTICE, "side", lambda device: lattice_path)
+        stores.append(CheckpointStore(tmp_path / name, method=method))
+        for step in (1, 2, 3):
+            draw = torch.Generator().manual_seed(7)
+            model = {f"{number}": torch.randn(60, 50, generator=draw) for number in range(6)}
+            model = {key: one + 0.01 * step * one.roll(step, 0) for key, one in model.items()}
+            model["half"] = model["1"].bfloat16()
+            stores[-1].save(step, {"model": model})
+    assert all(bits(stores[0].load(step)) == bits(stores[1].load(step)) for step in (1, 2, 3))
