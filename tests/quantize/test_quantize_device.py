@@ -40,14 +40,71 @@ def sparse(size=9000):
     return values * (torch.rand(size, generator=draw) > 0.8)
 
 
-def test_a_device_gets_kernels_where_they_compile_and_operations_of_torch_elsewhere(
-    monkeypatch, path, lattice_path
+@pytest.fixture
+def trial(path):
+    """What tries both, forgetting what it found before and after."""
+    found = importlib.import_module("dynaquant_core.quantize.device.trial")
+    found._tried.cache_clear()
+    yield found
+    found._tried.cache_clear()
+
+
+META = torch.device("meta")
+
+
+def test_a_device_gets_kernels_where_they_compile_and_agree_and_operations_of_torch_elsewhere(
+    monkeypatch, path, lattice_path, trial
 ):
-    elsewhere = torch.empty(1, device="meta")
-    for found, expected in ((True, (path, lattice_path)), (False, (torch_path, lattice_torch_path))):
-        monkeypatch.setattr(device_jit, "compiles", lambda device, found=found: found)
-        assert (seam.side(elsewhere), LATTICE.side(torch.device("cuda"))) == expected
+    kernels, plain = (path, lattice_path), (torch_path, lattice_torch_path)
+    for compiles, agrees, expected in ((True, True, kernels), (True, False, plain), (False, True, plain)):
+        monkeypatch.setattr(device_jit, "compiles", lambda device, found=compiles: found)
+        monkeypatch.setattr(trial, "agrees", lambda device, found=agrees: found)
+        assert (seam.side(torch.empty(1, device=META)), LATTICE.side(torch.device("cuda"))) == expected
         assert seam.side(torch.empty(1)) is cpu_path
+
+
+def test_the_trial_finds_nothing_wrong_with_kernels_that_are_right(trial, caplog):
+    assert trial.agrees(torch.device("cpu"))
+    assert not caplog.records
+
+
+def off_by_one(found):
+    return lambda *given: found(*given) + 1
+
+
+def other_symbols(found):
+    def quantise(flat, step, key, symbols):
+        escapes = found(flat, step, key, symbols)
+        symbols[-1] ^= 1
+        return escapes
+
+    return quantise
+
+
+def other_codes(found):
+    def settle(flat, codes, tables, draws):
+        found(flat, codes, tables, draws)
+        codes[-1] = 3
+
+    return settle
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken", "told"),
+    [
+        ("path", "count", off_by_one, "codes of torch.float32"),
+        ("path", "settle", other_codes, "dithered codes"),
+        ("device_path", "quantise", other_symbols, "symbols of torch.float32"),
+        ("path", "place", lambda found: lambda *given: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_the_trial_says_once_what_a_compiler_got_wrong(monkeypatch, caplog, trial, where, name, broken, told):
+    module = getattr(trial, where)
+    monkeypatch.setattr(module, name, broken(getattr(module, name)))
+    assert not trial.agrees(torch.device("cpu"))
+    assert not trial.agrees(torch.device("cpu"))
+    (record,) = caplog.records
+    assert told in record.getMessage()
 
 
 @pytest.mark.parametrize("values", [sparse(), torch.zeros(5000), -torch.zeros(3000), torch.zeros(0)])

@@ -1,7 +1,7 @@
 """Two-bit codes on a CUDA device in one pass, the bits of the CPU; imported only where Triton runs."""
 
 # mypy: disable-error-code="name-defined,no-untyped-def,untyped-decorator,no-untyped-call"
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -14,6 +14,9 @@ __all__ = ["decode_sum", "encode"]
 
 #: Bytes of codes that a program works on.
 RUN: Final = 1024
+
+#: Every operation is rounded, as on the CPU.
+LAUNCH: Final[dict[str, Any]] = {"RUN": RUN, "enable_fp_fusion": False}
 
 
 @triton.jit
@@ -54,7 +57,7 @@ def encode(residual: Tensor, values: Tensor, above: float, below: float) -> Tens
     if packed.numel():
         with on(residual.device):
             _encode[(triton.cdiv(packed.numel(), RUN),)](
-                residual, values, packed, above, below, residual.numel(), packed.numel(), RUN=RUN
+                residual, values, packed, above, below, residual.numel(), packed.numel(), **LAUNCH
             )
     return packed
 
@@ -66,6 +69,6 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
     if filled:
         with on(gathered.device):
             _decode_sum[(triton.cdiv(filled, RUN),)](
-                gathered, out, above, below, divisor, senders, gathered.stride(0), filled, RUN=RUN
+                gathered, out, above, below, divisor, senders, gathered.stride(0), filled, **LAUNCH
             )
     return out[:count]

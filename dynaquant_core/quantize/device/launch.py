@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from dynaquant_core.device_jit import on
 
-__all__ = ["TILE", "programs", "starting"]
+__all__ = ["LAUNCH", "programs", "starting"]
 
 #: Values of one program.
 TILE: Final = 1024
+
+#: Every operation is rounded, as on the CPU.
+LAUNCH: Final[dict[str, Any]] = {"TILE": TILE, "enable_fp_fusion": False}
 
 _one_at_a_time = threading.Lock()
 

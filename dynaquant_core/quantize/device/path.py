@@ -14,7 +14,7 @@ from dynaquant_core.quantize.cells import Cells
 from dynaquant_core.quantize.cut import PROTECTED
 from dynaquant_core.quantize.device import cell_kernels as kernels
 from dynaquant_core.quantize.device import dither_kernels
-from dynaquant_core.quantize.device.launch import TILE, programs, starting
+from dynaquant_core.quantize.device.launch import LAUNCH, programs, starting
 from dynaquant_core.quantize.device.transfer import bring, send
 from dynaquant_core.quantize.flat import to_bfloat16
 from dynaquant_core.quantize.rules import Rules
@@ -54,7 +54,7 @@ def count(flat: Tensor, cells: Cells) -> NDArray[np.int64]:
         with starting(flat.device):
             kernels.count[programs(some)](
                 some, split, counts, cells.shift, cells.size, copies, some.numel(),
-                bool(split.numel()), TILE,
+                bool(split.numel()), **LAUNCH,
             )  # fmt: skip
         total += to_host(counts.sum(0))
     return total
@@ -70,7 +70,7 @@ def score(flat: Tensor, gradient: Tensor, cells: Cells) -> tuple[NDArray[np.int6
         with starting(flat.device):
             kernels.score[programs(some)](
                 some, gradient[part], split, counts, energy, cells.shift, some.numel(),
-                bool(split.numel()), TILE,
+                bool(split.numel()), **LAUNCH,
             )  # fmt: skip
         total += to_host(counts)
     return total, to_host(energy)
@@ -91,7 +91,7 @@ def joint(
             kernels.joint[programs(some)](
                 some, slope, split, rows, codes, counts, cells.shift, rules.pruned, rules.prune,
                 rules.protect, levels, room, copies, some.numel(), gradient is not None,
-                bool(split.numel()), TILE,
+                bool(split.numel()), **LAUNCH,
             )  # fmt: skip
         total += to_host(counts.sum(0))
     return total.reshape(rules.rows, levels)
@@ -106,7 +106,7 @@ def assign(
     with starting(flat.device):
         kernels.assign[programs(flat)](
             flat, flat if gradient is None else gradient, split, levels, found, cells.shift, rules.prune,
-            rules.protect, flat.numel(), gradient is not None, bool(split.numel()), TILE,
+            rules.protect, flat.numel(), gradient is not None, bool(split.numel()), **LAUNCH,
         )  # fmt: skip
     bring(found, codes)
     kept = flat[found == PROTECTED].to(torch.float32).view(torch.int32)
@@ -124,7 +124,7 @@ def place(
     levels, word = send(codes, out.device), WORDS[out.element_size()]
     values = table.to(out.device).view(word)
     with starting(out.device):
-        kernels.place[programs(levels)](levels, values, out.view(word), levels.numel(), TILE)
+        kernels.place[programs(levels)](levels, values, out.view(word), levels.numel(), **LAUNCH)
     if protected.numel():
         out[levels == PROTECTED] = protected.to(out.device)
 
@@ -141,6 +141,6 @@ def settle(
     here = (on_device(table, flat.device) for table in tables)
     with starting(flat.device):
         dither_kernels.settle[programs(flat)](
-            flat, found, offsets, *here, key, tables[0].size - 2, flat.numel(), given, TILE
+            flat, found, offsets, *here, key, tables[0].size - 2, flat.numel(), given, **LAUNCH
         )
     bring(found, codes)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.quantize.device import lattice_kernels as kernels
-from dynaquant_core.quantize.device.launch import TILE, programs, starting
+from dynaquant_core.quantize.device.launch import LAUNCH, programs, starting
 from dynaquant_core.quantize.device.transfer import bring, send
 from dynaquant_core.quantize.lattice.torch_path import ESCAPE, nearest, points
 from dynaquant_core.quantize.torch_path import to_host
@@ -23,7 +23,7 @@ def quantise(
     found = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
     escaped = torch.zeros(1, dtype=torch.int64, device=flat.device)
     with starting(flat.device):
-        kernels.quantise[programs(flat)](flat, found, escaped, float(step), int(key), flat.numel(), TILE)
+        kernels.quantise[programs(flat)](flat, found, escaped, float(step), int(key), flat.numel(), **LAUNCH)
     bring(found, symbols)
     if not int(escaped):
         return np.zeros(0, dtype=np.int32)
@@ -46,7 +46,7 @@ def dequantise(
     target = out.view(torch.int16) if halved else out
     with starting(out.device):
         kernels.place[programs(codes)](
-            codes, target, float(step), float(limit), int(key), codes.numel(), halved, TILE
+            codes, target, float(step), float(limit), int(key), codes.numel(), halved, **LAUNCH
         )
     if escapes.size:
         where = (codes == ESCAPE).nonzero().view(-1)

@@ -25,7 +25,7 @@ def split(flat: Tensor, counts: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     values, mask = flat.new_empty(kept), flat.new_empty(-(-size // 8), dtype=torch.uint8)
     with on(flat.device):
         kernels.compact[(chunk_count(size),)](
-            flat, counts, values, mask, size, CHUNK=CHUNK, TILE=TILE, num_warps=8
+            flat, counts, values, mask, size, CHUNK=CHUNK, TILE=TILE, num_warps=8, enable_fp_fusion=False
         )
     return values, mask
 
@@ -35,8 +35,10 @@ def join(values: Tensor, mask: Tensor, size: int) -> Tensor:
     out = values.new_empty(size)
     counts = torch.empty(chunk_count(size), dtype=torch.int32, device=values.device)
     with on(values.device):
-        kernels.count_flags[(counts.numel(),)](mask, counts, size, CHUNK=CHUNK, num_warps=4)
+        kernels.count_flags[(counts.numel(),)](
+            mask, counts, size, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=False
+        )
         kernels.expand[(counts.numel(),)](
-            values, counts, mask, out, size, CHUNK=CHUNK, TILE=TILE, num_warps=8
+            values, counts, mask, out, size, CHUNK=CHUNK, TILE=TILE, num_warps=8, enable_fp_fusion=False
         )
     return out
