@@ -1,8 +1,10 @@
 """Writes the figures that `dynaquant plan` shows, from results.json files of experiments with restores.
 
-Rows of other settings that the file holds already stay; those of the same setting are replaced.
+Rows of other settings that the file holds already stay; those of the same setting are replaced, but for such
+of more seeds.
 
-    python benchmarks/plan_table.py runs/restore_gpt_10/results.json runs/restore_gpt_2/results.json
+    python benchmarks/plan_table.py docs/comparison/train.json docs/comparison/replay.json \
+        --methods lattice dynaquant "dynaquant profile=paper" --moments 8bit
 """
 
 from __future__ import annotations
@@ -42,12 +44,21 @@ def main() -> None:
     )
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED)
+    parser.add_argument("--methods", nargs="+", help="as results name them; all others are left out")
+    parser.add_argument("--moments", nargs="+", help="the same of moments")
     parser.add_argument("--fresh", action="store_true", help="drop what the file holds already")
     arguments = parser.parse_args()
     kept = [] if arguments.fresh or not arguments.output.exists() else read_figures(arguments.output)
     rows = {setting(row): row for row in kept}
     for path in arguments.results:
-        rows |= {setting(row): row for row in read_prices(path) if not row.unplanned}
+        for row in read_prices(path):
+            wanted = all(
+                chosen is None or value in chosen
+                for chosen, value in ((arguments.methods, row.method), (arguments.moments, row.moments))
+            )
+            before = rows.get(setting(row))
+            if wanted and not row.unplanned and (before is None or len(before.seeds) <= len(row.seeds)):
+                rows[setting(row)] = row
     lines = ",\n  ".join(json.dumps(rounded(asdict(row))) for row in rows.values())
     arguments.output.write_text(f'{{"format": 1, "rows": [\n  {lines}\n]}}\n', encoding="utf-8")
     print(f"{arguments.output}: {len(rows)} settings")

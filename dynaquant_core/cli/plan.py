@@ -10,7 +10,7 @@ import typer
 
 from dynaquant_core.cli.bench import count
 from dynaquant_core.cli.output import Json, counted, emit, print_table, share, size, write_line
-from dynaquant_core.experiments.plan import Option, Wish, nearest_options, read_figures, read_prices
+from dynaquant_core.experiments.plan import FAR, Option, Wish, nearest_options, read_figures, read_prices
 from dynaquant_core.experiments.price import LAW, LAW_RANGE, Price
 from dynaquant_core.experiments.report import figure_text
 
@@ -84,6 +84,8 @@ def show_options(wish: Wish, found: Sequence[Option]) -> None:
     for (title, floor), options in places.items():
         print_table(title, COLUMNS, [row(option) for option in options])
         write_line(chance(floor))
+    if any(option.far for option in found):
+        write_line(f"*: measured at over {FAR:g} times another interval or number of restores: a rough hint")
     low, high = LAW_RANGE
     write_line(
         f"expected cost: stale x {wish.lost:.3g} (the training between restores) x {LAW:.0%}, in brackets x "
@@ -115,7 +117,7 @@ def row(option: Option) -> tuple[str, ...]:
     return (
         entry.method,
         share(entry.threshold),
-        f"{entry.interval:.1%}, k = {entry.kills}, {seeds_text(len(entry.seeds))}",
+        f"{entry.interval:.1%}, k = {entry.kills}, {seeds_text(len(entry.seeds))}{' *' * option.far}",
         figure_text(entry.ratio, "{:.1f}x"),
         figure_text(entry.stale, "{:.3f}"),
         figure_text(entry.noise, "{:.2g}"),

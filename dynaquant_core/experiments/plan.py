@@ -19,13 +19,16 @@ from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments.figures import kind_of, saving
 from dynaquant_core.experiments.price import LAW, LAW_METRIC, LAW_RANGE, Price, prices
 
-__all__ = ["SHIPPED", "Option", "Wish", "nearest_options", "read_figures", "read_prices"]
+__all__ = ["FAR", "SHIPPED", "Option", "Wish", "nearest_options", "read_figures", "read_prices"]
 
 #: Figures that come with the package; benchmarks/plan_table.py writes them.
 SHIPPED = Path(__file__).with_name("plan_figures.json")
 
 #: Shortest interval that is planned: a checkpoint after each of 10**12 steps.
 SHORTEST = 1e-12
+
+#: By how many times an interval, or one more than the restores, may be off before a figure says little.
+FAR = 2.5
 
 #: Bytes of a weight that is not compressed.
 WEIGHT_BYTES = 4
@@ -104,12 +107,14 @@ class Option:
             the final metric is none that the law is about.
         cost_range: the same with the law's lowest and highest factor.
         stored: bytes of all checkpoints' weights; None without a number of parameters.
+        far: whether what was measured has an interval or a number of restores over `FAR` times off the wish.
     """
 
     measured: Price
     cost: float | None
     cost_range: tuple[float, float] | None
     stored: float | None
+    far: bool = False
 
 
 #: Figures as plain data, checked for their types.
@@ -142,21 +147,26 @@ def _distance(wish: Wish, entry: Price) -> tuple[float, float, int]:
     if wish.threshold is not None:  # a run that was allowed nothing is no neighbour of one that was
         near = entry.threshold > 0
         threshold = abs(math.log(entry.threshold / wish.threshold)) if near else math.inf
-    interval = abs(math.log(entry.interval / wish.interval))
-    restores = abs(math.log((entry.restores + 1) / (wish.restores + 1)))
-    return threshold, interval + restores, entry.unplanned
+    return threshold, sum(_factors(wish, entry)), entry.unplanned
 
 
 def _option(wish: Wish, entry: Price) -> Option:
     stored = None
     if wish.parameters is not None and entry.ratio is not None:
         stored = wish.parameters * WEIGHT_BYTES * wish.checkpoints / entry.ratio.mean
+    far = max(_factors(wish, entry)) > math.log(FAR)
     if not wish.restores:
-        return Option(entry, 0.0, (0.0, 0.0), stored)
+        return Option(entry, 0.0, (0.0, 0.0), stored, far)
     if entry.stale is None or entry.metric != LAW_METRIC:
-        return Option(entry, None, None, stored)
+        return Option(entry, None, None, stored, far)
     lost = max(0.0, entry.stale.mean) * wish.lost
-    return Option(entry, LAW * lost, (LAW_RANGE[0] * lost, LAW_RANGE[1] * lost), stored)
+    return Option(entry, LAW * lost, (LAW_RANGE[0] * lost, LAW_RANGE[1] * lost), stored, far)
+
+
+def _factors(wish: Wish, entry: Price) -> tuple[float, float]:
+    """Logarithms of how far a setting's interval and restores are from the wish."""
+    interval = abs(math.log(entry.interval / wish.interval))
+    return interval, abs(math.log((entry.restores + 1) / (wish.restores + 1)))
 
 
 def read_figures(path: Path = SHIPPED) -> list[Price]:

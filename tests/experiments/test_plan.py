@@ -192,7 +192,26 @@ def test_shipped_figures_name_where_they_come_from() -> None:
         assert entry.ratio is not None
         assert 0 < entry.interval < 1
     methods = {entry.method for entry in figures}
-    assert {"dynaquant after_restore=nearest", "dynaquant profile=paper"} <= methods
+    assert {"lattice", "dynaquant", "dynaquant profile=paper"} <= methods
+
+
+@pytest.mark.parametrize("restores", [0, 10])
+def test_each_model_has_a_figure_of_the_default_with_and_without_restores(restores: int) -> None:
+    """A plan without restores was answered with a run that had ten, at another interval."""
+    wish = Wish(restores, 0.02 if restores else 0.1, 0.01)
+    near = {
+        option.measured.model
+        for option in nearest_options(wish, read_figures())
+        if option.measured.method == "lattice" and not option.far
+    }
+    assert near >= {"resnet", "char_gpt", "bert"} | ({"vit"} if not restores else set())
+
+
+def test_what_was_measured_far_from_a_plan_is_marked() -> None:
+    (entry,) = prices(results(run(0, 1)))
+    near, far = (nearest_options(Wish(1, interval), [entry])[0] for interval in (0.1, 0.01))
+    assert (near.far, far.far) == (False, True)
+    assert row(far)[2] == row(near)[2] + " *"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": 3}', '{"runs": [{}], "environment": {}}', "\x00"])
