@@ -16,6 +16,9 @@ from dynaquant_core.experiments.report import figure_text
 
 __all__ = ["plan"]
 
+#: The moments that need no word.
+USUAL = "8bit"
+
 COLUMNS = (
     "<method",
     "threshold",
@@ -78,12 +81,13 @@ def show_options(wish: Wish, found: Sequence[Option]) -> None:
         f"planned: {counted(wish.restores, 'restore')}, {counted(wish.checkpoints, 'checkpoint')}, "
         f"one every {wish.interval:.3g} of the training"
     )
-    places: dict[tuple[str, float | None], list[Option]] = {}
+    places: dict[str, list[Option]] = {}
     for option in found:
-        places.setdefault((place(option.measured), option.measured.floor), []).append(option)
-    for (title, floor), options in places.items():
+        places.setdefault(place(option.measured), []).append(option)
+    for title, options in places.items():
         print_table(title, COLUMNS, [row(option) for option in options])
-        write_line(chance(floor))
+        floors = [option.measured.floor for option in options if option.measured.floor is not None]
+        write_line(chance(max(floors, default=None)))
     if any(option.far for option in found):
         write_line(f"*: measured at over {FAR:g} times another interval or number of restores: a rough hint")
     low, high = LAW_RANGE
@@ -115,7 +119,7 @@ def row(option: Option) -> tuple[str, ...]:
     """One line of the table."""
     entry = option.measured
     return (
-        entry.method,
+        entry.method if entry.moments == USUAL else f"{entry.method}, moments {entry.moments}",
         share(entry.threshold),
         f"{entry.interval:.1%}, k = {entry.kills}, {seeds_text(len(entry.seeds))}{' *' * option.far}",
         figure_text(entry.ratio, "{:.1f}x"),

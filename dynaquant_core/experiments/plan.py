@@ -74,8 +74,10 @@ class Wish:
                 f"interval of {self.interval:.1%} gives {1 / self.interval:.3g}; plan {most} restores, or "
                 f"an interval below 1/{self.restores} of the training."
             )
-        if self.threshold is not None and not 0 < self.threshold < math.inf:
-            raise ConfigError(f"threshold must be a share above 0, such as 0.01 or 1%, got {self.threshold}.")
+        if self.threshold is not None and not 0 < self.threshold < 1:
+            raise ConfigError(
+                f"threshold must be a share between 0 and 1, such as 0.01 or 1%, got {self.threshold:g}."
+            )
         if self.parameters is not None and self.parameters < 1:
             raise ConfigError(f"params must be 1 or more, got {self.parameters}.")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynaquant_core.cli.plan import row
+from dynaquant_core.cli.plan import place, row, show_options
 from dynaquant_core.errors import ConfigError, ExperimentError
 from dynaquant_core.experiments.plan import Option, Wish, nearest_options, read_figures, read_prices
 from dynaquant_core.experiments.price import LAW, LAW_RANGE, Figure, Price, method_label, prices
@@ -172,8 +172,9 @@ def test_the_law_is_applied_to_the_training_between_restores() -> None:
         ({"interval": float("nan")}, "between 0 and 1"),
         ({"interval": 1e-320}, "at least 1e-12"),
         ({"restores": 10, "interval": 0.1}, "10 restores need more than 10 checkpoint intervals"),
-        ({"threshold": 0.0}, "threshold must be a share above 0"),
-        ({"threshold": float("inf")}, "threshold must be a share above 0"),
+        ({"threshold": 0.0}, "threshold must be a share between 0 and 1"),
+        ({"threshold": float("inf")}, "threshold must be a share between 0 and 1"),
+        ({"threshold": 5.0}, "such as 0.01 or 1%, got 5"),
         ({"parameters": 0}, "params must be 1 or more"),
     ],
 )
@@ -205,6 +206,16 @@ def test_each_model_has_a_figure_of_the_default_with_and_without_restores(restor
         if option.measured.method == "lattice" and not option.far
     }
     assert near >= {"resnet", "char_gpt", "bert"} | ({"vit"} if not restores else set())
+
+
+def test_no_two_rows_of_a_plan_look_alike_and_no_model_has_two_tables(capsys: Any) -> None:
+    """Moments were part of what a row is for and not of what it said, and tables were one a spread."""
+    found = nearest_options(Wish(3, 0.1, 0.01), read_figures())
+    rows = [(place(option.measured), *row(option)[:2]) for option in found]
+    assert len(set(rows)) == len(rows)
+    show_options(Wish(3, 0.1, 0.01), found)
+    titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("measured on")]
+    assert len(set(titles)) == len(titles) >= 4
 
 
 def test_what_was_measured_far_from_a_plan_is_marked() -> None:
