@@ -4,7 +4,6 @@ Without a device Triton's interpreter runs the kernel on the processor's memory.
 """
 
 import gc
-import importlib
 import threading
 import weakref
 from contextlib import suppress
@@ -14,52 +13,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dynaquant_core import device_jit
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory import samo
-from tests.memory.samo_nets import OPTIMIZERS, conv, gpt, loss_of
+from tests.memory.gathered import DTYPES, both, counted, grads, same, wrapped
+from tests.memory.samo_nets import conv, gpt, loss_of
 from tests.memory.storages import Storages
-from tests.triton_here import interpret
-
-KERNELS = "dynaquant_core.memory.samo.device_kernels"
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
-    """How many layers each launch compressed."""
-    interpret(monkeypatch)
-    kernels, found = importlib.import_module(KERNELS), []
-    true = kernels.gather
-    monkeypatch.setattr(
-        kernels, "gather", lambda layers, *rest: found.append(len(layers)) or true(layers, *rest)
-    )
-    return found
-
-
-def both(monkeypatch, life):
-    """What ``life`` gives with kernels and without."""
-    found = [life()]
-    monkeypatch.setattr(device_jit, "compiles", lambda device: False)
-    return [*found, life()]
-
-
-def wrapped(model, dtype=torch.bfloat16, **options):
-    optimizer = OPTIMIZERS["adamw"](model.parameters())
-    return optimizer, samo.wrap(model, optimizer, sparsity=0.7, dtype=dtype, **options)
-
-
-def grads(handle):
-    """Copies of what the optimizer sees."""
-    return [None if one.grad is None else one.grad.clone() for one in handle.parameters()]
-
-
-def same(one, other):
-    """The same bits, and the same ones missing."""
-    assert len(one) == len(other)
-    for mine, theirs in zip(one, other, strict=True):
-        assert (mine is None) == (theirs is None)
-        assert mine is None or (mine.dtype == theirs.dtype and torch.equal(mine, theirs))
+    return counted(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -236,118 +199,6 @@ def test_an_inner_pass_that_breaks_off_takes_nothing_of_the_outer_one(monkeypatc
     assert torch.allclose(found["last.weight"], expected, rtol=1e-5)
 
 
-def transposed(gradient):
-    return gradient.t().contiguous().t()
-
-
-def negative(gradient):
-    """Memory holds the opposite, and a flag of the tensor says so."""
-    return torch._neg_view(gradient.neg())
-
-
-def part(gradient):
-    whole = torch.zeros(3, *gradient.shape, dtype=gradient.dtype)
-    whole[1] = gradient
-    return whole[1]
-
-
-def nothing(gradient):
-    return torch._efficientzerotensor(gradient.shape, dtype=gradient.dtype)
-
-
-def sparse(gradient):
-    return gradient.to_sparse()
-
-
-class Odd(torch.autograd.Function):
-    """A weight, whose gradient comes in another guise."""
-
-    @staticmethod
-    def forward(ctx, weight, guise):
-        ctx.guise = guise
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.guise(gradient), None
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("guise", [transposed, negative, part, nothing, sparse])
-def test_a_gradient_in_another_guise_is_what_it_is(monkeypatch, guise, dtype):
-    def life():
-        torch.manual_seed(0)
-        model = nn.ParameterDict({"pruned": torch.randn(24, 16), "whole": torch.randn(24, 16)})
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        mask = torch.rand(24, 16) > 0.5
-        handle = samo.wrap(model, optimizer, {"pruned": mask}, dtype=dtype, loss_scale=4.0)
-        x = torch.randn(5, 16, dtype=dtype)
-        for _ in range(2):
-            found = sum((x @ Odd.apply(one, guise).t()).square().sum() for one in model.values())
-            found.backward()
-        return grads(handle)
-
-    one, other = both(monkeypatch, life)
-    same(one, other)
-    assert any(found.any() for found in one) == (guise is not nothing)
-
-
-def test_sparse_embeddings_and_numbers_without_dimensions(monkeypatch):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.table = nn.Embedding(20, 8, sparse=True)
-            self.scale, self.head = nn.Parameter(torch.tensor(2.0)), nn.Linear(8, 4)
-
-        def forward(self, tokens):
-            return self.head(self.table(tokens) * self.scale)
-
-    def life():
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.bfloat16, embeddings=True)
-        for step in range(3):
-            for _ in range(2):
-                model(torch.tensor([1, 5, 5, step])).square().sum().backward()
-            found = grads(handle)
-            optimizer.step()
-            optimizer.zero_grad()
-        return [*found, *model.parameters()]
-
-    same(*both(monkeypatch, life))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_whole_layers_whose_memory_runs_in_another_order_than_their_vectors(monkeypatch, dtype):
-    def life():
-        model = conv().to(memory_format=torch.channels_last)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        mask = {"head.weight": torch.rand(5, 16, generator=torch.Generator().manual_seed(0)) > 0.5}
-        handle = samo.wrap(model, optimizer, mask, dtype=dtype, loss_scale=2.0)
-        for step in range(2):
-            handle.scale(loss_of(model, step)).backward()
-        return grads(handle)
-
-    same(*both(monkeypatch, life))
-
-
-@pytest.mark.parametrize("write", ["strided", "negative"])
-def test_a_gradient_that_somebody_wrote_is_added_to_as_it_is(monkeypatch, write):
-    def life():
-        torch.manual_seed(0)
-        model = nn.Linear(16, 8)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.bfloat16)
-        for one in handle.parameters():
-            values = torch.arange(2.0 * one.numel())[::2].view(one.shape)
-            one.grad = negative(values) if write == "negative" else values
-        model(torch.ones(2, 16)).sum().backward()
-        return grads(handle)
-
-    same(*both(monkeypatch, life))
-
-
 @pytest.mark.parametrize("way", ["pending", "parameters"])
 def test_whoever_looks_in_the_middle_of_a_backward_sees_all_that_it_has_made(monkeypatch, way):
     def life():
@@ -416,24 +267,23 @@ def test_a_graph_of_the_gradients_changes_none_of_them(monkeypatch):
 
 @pytest.mark.filterwarnings("default")  # of what Dynamo imports
 @pytest.mark.parametrize("compiler", [torch.compile(backend="eager"), lambda graph: graph])
-def test_compiled_autograd_has_layers_compressed_one_by_one(monkeypatch, launches, compiler):
+def test_compiled_autograd_has_layers_compressed_one_by_one(launches, compiler):
     from torch._dynamo import compiled_autograd
 
-    def life():
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
-        optimizer, handle = wrapped(model)
-        x = torch.randn(4, 16)
-        for _ in range(2):
-            with compiled_autograd._enable(compiler):
-                model(x).square().sum().backward()
-            found = grads(handle)
-            optimizer.step()
-        return [*found, *model.parameters()]
-
-    same(*both(monkeypatch, life))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Linear(16, 4)
+    _, handle = wrapped(model)
+    x = torch.randn(4, 16)
+    with compiled_autograd._enable(compiler):
+        model(x).square().sum().backward()
+    found = grads(handle)
     assert not launches
+    for one in handle.parameters():
+        one.grad = None
+    model(x).square().sum().backward()
+    assert launches
+    same(found, grads(handle))
 
 
 def test_a_gradient_that_comes_outside_of_backward_is_compressed_at_once(launches):
@@ -447,7 +297,7 @@ def test_a_gradient_that_comes_outside_of_backward_is_compressed_at_once(launche
     assert not launches
 
 
-@pytest.mark.parametrize("guise", [torch.Tensor.clone, sparse])
+@pytest.mark.parametrize("guise", [torch.Tensor.clone, torch.Tensor.to_sparse])
 def test_a_layer_that_comes_often_in_one_pass_is_added_up_in_order(guise):
     """In this order the first one is lost beside the second."""
     model = breaking()
@@ -474,22 +324,23 @@ def test_a_layer_that_comes_often_in_one_pass_is_added_up_in_order(guise):
     assert torch.equal(seen["2.weight"], plain[2].weight.grad * mask)
 
 
-def test_passes_of_two_threads_add_up(launches):
-    """Both make gradients of the same layers; which comes first does not matter to a sum of two."""
-    model = gpt()
+def test_passes_of_two_threads_at_once_keep_out_of_each_others_way(launches):
+    """Each trains one of two nets that share an optimizer."""
+    model = nn.ModuleList([gpt(0), gpt(1)])
     _, handle = wrapped(model)
-    expected = []
-    for seeds in ([0], [1], [0, 1]):
-        losses = [loss_of(model, seed, rows=2) for seed in seeds]
-        together = [threading.Thread(target=loss.backward) for loss in losses]
-        for one in together:
+    found = []
+    for together in (True, False):
+        threads = [threading.Thread(target=loss_of(one, 0, rows=2).backward) for one in model]
+        for one in threads:
             one.start()
-        for one in together:
+            if not together:
+                one.join()
+        for one in threads:
             one.join()
-        expected.append(grads(handle))
+        found.append(grads(handle))
         for one in handle.parameters():
             one.grad = None
-    same([one + other for one, other in zip(*expected[:2], strict=True)], expected[2])
+    same(*found)
     assert max(launches) > 1
 
 
