@@ -145,7 +145,7 @@ class Device:
             from dynaquant_core.memory.samo.device_kernels import COLUMNS, gather
 
             pinned = self.where.type == "cuda"  # then sending it waits for nothing
-            table = torch.tensor(rows, dtype=torch.int64, pin_memory=pinned).view(-1, COLUMNS)
+            table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=pinned).view(-1, COLUMNS)
             gather(table.to(self.where, non_blocking=True), programs, self._inverse, _RUN)
         for slot, out in made:
             slot.master.grad = out
