@@ -1,9 +1,10 @@
-"""SAMO's kernel for a device and what drives it: the bits of torch's own operations.
+"""SAMO's kernels for a device and what drives them: the bits of torch's own operations.
 
-Without a device Triton's interpreter runs the kernel on the processor's memory.
+Without a device Triton's interpreter runs them on the processor's memory.
 """
 
 import importlib
+from itertools import product
 
 import pytest
 import torch
@@ -77,6 +78,32 @@ def test_every_layer_gets_what_torch_gives_it(interpreted, dtype):
     interpreted.scatter(flat, *table, dtype, size)
     assert all(same_bits(*pair) for pair in zip(targets, expected, strict=True))
     interpreted.scatter(flat, table[0], table[1][:0], dtype, size)
+
+
+@pytest.mark.parametrize("inverse", [1.0, 2.0**-12, 1 / 3])
+@pytest.mark.parametrize("size", [16, 64])
+def test_every_gradient_is_what_torch_makes_of_it(interpreted, size, inverse):
+    """Of all dtypes, in one launch: a part or all of it, the first or one more, of sizes about a block's."""
+    rows, made, expected, programs = [], [], [], 0
+    for seed, (kept, element, whole, adds) in enumerate(
+        product([0, 1, size - 1, size, size + 1, 3 * size], range(3), [False, True], [False, True])
+    ):
+        dense = awkward(kept if whole else kept + 50, seed).to(HALVES[element])
+        index = torch.randperm(dense.numel(), generator=torch.Generator().manual_seed(seed))[:kept]
+        index, out = index.sort().values.int(), awkward(kept, 100 + seed)
+        values = (dense if whole else dense[index]).float()
+        if adds and inverse != 1 / 3:  # a processor may round in between; the kernel, on a device, does not
+            expected.append(out.clone().add_(values, alpha=inverse))
+        else:
+            adds = False
+            expected.append(values * inverse)
+        made.append((dense, index, out))
+        rows.append([dense.data_ptr(), element, 0 if whole else index.data_ptr(), out.data_ptr(), adds])
+        rows[-1] += [kept, programs]
+        programs += -(-kept // size)
+    interpreted.gather(torch.tensor(rows), programs, inverse, size)
+    assert all(same_bits(out, wanted) for (_, _, out), wanted in zip(made, expected, strict=True))
+    interpreted.gather(torch.tensor(rows), 0, inverse, size)
 
 
 def masks_of(model, share=0.7):

@@ -17,6 +17,7 @@ from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.samo.casts import Cast
 from dynaquant_core.memory.samo.expansion import Expansion
 from dynaquant_core.memory.samo.finite import all_finite
+from dynaquant_core.memory.samo.gathering import Gathering
 from dynaquant_core.memory.samo.gradients import Collector
 from dynaquant_core.memory.samo.guard import (
     culprit,
@@ -85,6 +86,7 @@ class Engine:
         self._reducer = None if group is None else self._reducing(group)
         swap_in(optimizer, self.slots)
         self._apart = [slot for slot in self.slots if not slot.own]
+        self._gathering = Gathering(self._apart, loss_scale or 1.0, self._collector.compress)
         self._known = frozenset(id(slot.master) for slot in self.slots)
         for slot in self._apart:
             slot.param.grad = None
@@ -111,6 +113,7 @@ class Engine:
             ending: moments and waiting gradients get the dtypes of the model's own parameters, and the
                 model; False: another engine comes next.
         """
+        self.flush()
         waiting = self.pending() if ending else {}
         for handle in self._handles:
             handle.remove()
@@ -137,6 +140,7 @@ class Engine:
     @torch.no_grad()
     def pending(self) -> dict[str, Tensor]:
         """Gradients that no step has used, dense, by parameter name: those of an accumulation, as a rule."""
+        self.flush()
         found = {}
         for slot in self.slots:
             gradient = slot.master.grad
@@ -147,6 +151,10 @@ class Engine:
             elif gradient is not None:
                 found[slot.name] = gradient if gradient.layout == torch.strided else gradient.to_dense()
         return found
+
+    def flush(self) -> None:
+        """Whoever looks at gradients while backward runs finds all that it has made so far."""
+        self._gathering.flush()
 
     @torch.no_grad()
     def receive(self, pending: Mapping[str, Tensor]) -> None:
@@ -211,7 +219,11 @@ class Engine:
             self.loaded[slot.name] = slot.param.detach().clone()
 
     def _reducing(self, group: dist.ProcessGroup) -> Reducer:
-        return Reducer(self.buckets, group, load=self._collector.load, deliver=self._collector.deliver)
+        return Reducer(self.buckets, group, load=self._load, deliver=self._collector.deliver)
+
+    def _load(self, slot: Slot) -> bool:
+        self.flush()
+        return self._collector.load(slot)
 
     def produced(self, slot: Slot) -> None:
         """A gradient is complete; called outside autograd.
@@ -220,24 +232,30 @@ class Engine:
             StateMismatchError: it is of a model that was cast or moved.
             GradientError: it is of other weights than the optimizer has by now.
         """
+        reducer = self._reducer if self.syncing else None
+        versions = self._versions.get(slot)
+        written = versions is not None and slot.master._version != versions[1]
+        if reducer is None and not written and self._gathering.hold(slot):  # no layer that was cast or moved
+            return
+        self.flush()
         require_same_layer(slot)
-        if not slot.own and slot.master._version != self._versions[slot][1]:
+        if written:
             raise GradientError(
                 f"samo: the optimizer's weights of {slot.name!r} were written to outside of its step() (by a "
                 "second optimizer inside of it, as SAM has one, or by hand), so this gradient is of weights "
                 "that the model has no more; write into the model's parameters, or wrap with the optimizer "
                 "whose step() it is."
             )
-        if self._reducer is None or not self.syncing:
-            if not slot.own:
-                self._collector.collect(slot, reducing=False)
-            return
-        self._collector.collect(slot, reducing=True)
-        self._reducer.ready(slot)
+        if reducer is not None:
+            self._collector.collect(slot, reducing=True)
+            reducer.ready(slot)
+        elif not slot.own:
+            self._collector.collect(slot, reducing=False)
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Judges the gradients; those of a closure when they have been made, at expanded weights."""
         self._unchanged.require()
+        self.flush()
         self._follow_written()
         self.loaded.clear()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")

@@ -1,4 +1,4 @@
-"""From the dense gradient that autograd makes to what the optimizer sees, as soon as it is made.
+"""From the dense gradient that autograd makes to what the optimizer sees, one layer at a time.
 
 grad16 is what is kept of one backward pass, in the model's dtype; grad32, the ``grad`` of the compressed
 parameter,
@@ -45,14 +45,18 @@ class Collector:
             return
         dense, slot.param.grad = slot.param.grad, None
         assert dense is not None
+        self.compress(slot, dense, reducing=reducing)
+        if reducing:
+            self.load(slot)
+
+    def compress(self, slot: Slot, dense: Tensor, *, reducing: bool = False) -> None:
+        """The same of a dense gradient that was taken; grad16 is not loaded again."""
         if dense.layout != torch.strided:
             dense = dense.to_dense()
         if slot.param.dtype == torch.float32:
             self._in_place(slot, dense)
         else:
             self._in_half(slot, dense, reducing=reducing)
-        if reducing:
-            self.load(slot)
 
     def load(self, slot: Slot) -> bool:
         """Puts what was accumulated into grad16; False: there is nothing."""

@@ -87,7 +87,8 @@ class Samo:
         }
 
     def parameters(self) -> Iterator[Tensor]:
-        """What the optimizer steps, with gradients: for `torch.nn.utils.clip_grad_norm_`."""
+        """What the optimizer steps, with all gradients made so far: for `torch.nn.utils.clip_grad_norm_`."""
+        self.engine.flush()
         for group in self.optimizer.param_groups:
             yield from group["params"]
 
