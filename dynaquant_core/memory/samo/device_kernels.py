@@ -52,7 +52,7 @@ def scatter(flat: Tensor, layers: Tensor, blocks: Tensor, dtype: torch.dtype, si
     """
     if len(blocks):
         with on(flat.device):
-            _scatter[(len(blocks),)](flat, layers, blocks, _TYPES[dtype], size)
+            _scatter[(len(blocks),)](flat, layers, blocks, _TYPES[dtype], size, enable_fp_fusion=False)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dynaquant_core import device_jit
+from dynaquant_core.memory.samo import trial
 from dynaquant_core.memory.samo.groups import DTYPES, Device, Layer
 from dynaquant_core.memory.samo.places import memory_order
 from dynaquant_core.memory.samo.slots import Slot
@@ -91,4 +92,5 @@ def _takes(slot: Slot) -> bool:
         and slot.param.dtype in DTYPES
         and (slot.index is not None or memory_order(slot.master) == slot.order)
         and device_jit.compiles(slot.param.device)
+        and trial.agrees(slot.param.device)
     )
