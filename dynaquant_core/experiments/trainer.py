@@ -44,6 +44,7 @@ class Trainer:
         order: what batches are drawn by, with the step: the seed of the run.
         clipped: gives the parameters whose gradients are clipped together: the model's, unless a system
             (`systems`) holds them elsewhere.
+        scaled: what the backward pass begins from, made of the loss: the loss itself, unless a system scales.
         step: optimizer steps done.
         seconds: time spent in `advance` by this process.
 
@@ -63,6 +64,7 @@ class Trainer:
         self.scheduler = make_scheduler(experiment.optimizer, self.optimizer, experiment.steps)
         self.order = experiment.seed
         self.clipped: Callable[[], Iterable[torch.Tensor]] = self.model.parameters
+        self.scaled: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
         self.step = 0
         self.seconds = 0.0
 
@@ -87,7 +89,7 @@ class Trainer:
         inputs, targets = self._moved(self.data.batch(self.order, self.step))
         self.optimizer.zero_grad(set_to_none=True)
         loss = _loss(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.scaled(loss).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
     def update(self) -> None:

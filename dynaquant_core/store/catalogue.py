@@ -34,6 +34,9 @@ __all__ = ["READ_ERRORS", "Catalogue", "Entry", "Scan"]
 #: What a damaged, foreign, too new or unreadable file ends in.
 READ_ERRORS = (CorruptFileError, UnsafePathError, StorageError)
 
+#: What a file system makes at its own root: a fresh disk is an empty folder.
+SYSTEMS_OWN = "lost+found"
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -93,6 +96,11 @@ class Scan:
         # Of two files of the same content the older name counts.
         by_digest = {entry.digest: entry for entry in reversed(self.entries)}
         object.__setattr__(self, "_by_digest", by_digest)
+
+    @property
+    def of_strangers(self) -> bool:
+        """Whether it is a folder of something else: other entries, and no checkpoint."""
+        return self.foreign and not self.entries and not self.damaged
 
     def current(self) -> dict[int, Entry]:
         """Step -> its newest file, by ascending step."""
@@ -159,7 +167,7 @@ class Catalogue:
         for name in names:
             hint = parse_name(name)
             if hint is None:
-                foreign = foreign or not (name.startswith(".") or is_ours(name))
+                foreign = foreign or is_foreign(name)
                 continue
             try:
                 entries.append(self._entry(name))
@@ -172,6 +180,26 @@ class Catalogue:
             self._known = {name: value for name, value in self._known.items() if name in names}
         entries.sort(key=_place)
         return Scan(tuple(entries), tuple(damaged), frozenset(unread), foreign)
+
+    def store(self) -> Scan:
+        """What is there now, of a store or of what may become one.
+
+        Raises:
+            NotAStoreError: the folder holds other files but no checkpoint.
+            Others as `scan`.
+        """
+        scan = self.scan()
+        if scan.of_strangers:
+            raise no_store(self._folder)
+        return scan
+
+    def holds_strangers_only(self) -> bool:
+        """Whether it is a folder of something else, by its names alone; False where it cannot be listed."""
+        try:
+            names = self._listed()
+        except (NotAStoreError, StorageError):  # whoever reads or writes there is told
+            return False
+        return any(map(is_foreign, names)) and not any(map(parse_name, names))
 
     def forget(self, path: Path) -> None:
         """Reads ``path`` anew at the next scan."""
@@ -198,6 +226,19 @@ class Catalogue:
         with self._guard:
             self._known[name] = identity, entry
         return entry
+
+
+def is_foreign(name: str) -> bool:
+    """Whether neither a store nor the system has written ``name``; hidden files tell nothing of a folder."""
+    return not (name.startswith(".") or name == SYSTEMS_OWN or is_ours(name))
+
+
+def no_store(folder: Path) -> NotAStoreError:
+    """What reading from a folder of something else ends in, and a first save into it."""
+    return NotAStoreError(
+        f"{str(folder)!r} holds other files but no checkpoint; give the folder of a store, or an empty "
+        "or new one to save into."
+    )
 
 
 def _place(entry: Entry) -> tuple[tuple[int, int], str]:

@@ -17,10 +17,9 @@ from dynaquant_core.errors import (
     DynaQuantError,
     EmptyStoreError,
     MissingBaseError,
-    NotAStoreError,
 )
 from dynaquant_core.methods.base import Method
-from dynaquant_core.store.catalogue import READ_ERRORS, Catalogue, Entry, Scan, read_entry
+from dynaquant_core.store.catalogue import READ_ERRORS, Catalogue, Entry, Scan, no_store, read_entry
 from dynaquant_core.store.chain import Chain, open_chain
 from dynaquant_core.store.descriptors import is_out_of_means
 from dynaquant_core.store.info import CheckpointInfo, Problem
@@ -58,6 +57,7 @@ class Reader:
 
         Raises:
             CheckpointNotFoundError: there is none; names the nearest steps.
+            NotAStoreError: it is a look at a folder of something else.
             CorruptFileError: the newest file that bears the step's name is damaged.
             ConfigError: ``step`` is no whole number.
         """
@@ -69,6 +69,8 @@ class Reader:
         for hint, item in damaged:
             if entry is None or (hint.sequence, hint.revision) > entry.order:
                 return read_entry(self._folder / item.name)  # raises what is wrong with it
+        if entry is None and scan.of_strangers:
+            raise no_store(self._folder)
         if entry is None:
             raise CheckpointNotFoundError(self._not_found(scan, step))
         return entry
@@ -147,8 +149,8 @@ class Reader:
         if skipped:
             reasons = " ".join(map(str, skipped))
             return EmptyStoreError(f"No checkpoint in {where} can be read: {reasons}")
-        if scan.foreign:
-            return NotAStoreError(f"{where} holds other files but no checkpoint; give the folder of a store.")
+        if scan.of_strangers:
+            return no_store(self._folder)
         missing = "is empty" if self._folder.is_dir() else "does not exist"
         return EmptyStoreError(f"There is no checkpoint: the folder {where} {missing}; save into it first.")
 

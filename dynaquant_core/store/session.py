@@ -70,6 +70,8 @@ class Session:
         self._base: Base | None = None
         self._restored = False  # read from the store since the lock was last asked for
         self._known = False  # the folder was empty, or was read from: its checkpoints are this run's
+        # Files that come later may be the run's own logs, and are no reason to refuse its first save.
+        self._strange = catalogue.holds_strangers_only()
 
     def look(self, info: CheckpointInfo, base: Base | None, written: PartMeta | None) -> None:
         """Tells that a checkpoint was loaded, whatever for; in doubt a run goes on from it.
@@ -191,6 +193,8 @@ class Session:
             self._lock.release()
 
     def _take_lock(self) -> None:
+        if self._strange and not self._known:
+            self._catalogue.store()  # refuses before a lock file is left among somebody's files
         make_folder(self._folder)
         self._lock.acquire(take_over=self._restored)
         self._restored = False

@@ -50,7 +50,8 @@ class CheckpointStore:
 
     Args:
         path: the folder; made at the first save.  A relative one is meant from where the process is now,
-            wherever it goes later.
+            wherever it goes later.  A folder of other files that never was a store is refused when it is
+            read or saved into; what others write beside the checkpoints later is left alone.
         method: name, mapping with a "name" and options, or method object; None: that of the checkpoint last
             loaded or saved through this object, and before the first the project's default, "lattice".
         moments: policy for optimizer moments, "8bit", "exact", "compact", "minimal", "sparse", "second"
@@ -158,6 +159,8 @@ class CheckpointStore:
 
         Raises:
             UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
+            NotAStoreError: the folder held other files and no checkpoint when this object was made, and still
+                holds none; nothing was written.
             StoreNotEmptyError: the folder holds another run's checkpoints and this object read none of them.
             StoreLockedError: another writer holds the store.
             StorageError: the system refused; nothing is lost and nothing half-written is left.
@@ -252,14 +255,17 @@ class CheckpointStore:
     # -- looking -----------------------------------------------------------------------------------
 
     def newest(self) -> CheckpointInfo | None:
-        """The newest whole checkpoint, every byte of its chain verified; None where there is no checkpoint.
+        """The newest whole checkpoint, every byte of its chain verified.
 
-        What was passed over, and why, is in its ``skipped``.
+        Returns:
+            Its info, with what was passed over, and why, in ``skipped``; None where the folder is missing or
+            empty.
 
         Raises:
             EmptyStoreError: there are checkpoints but none is whole.
+            NotAStoreError: the folder holds other files but no checkpoint.
         """
-        scan = self._catalogue.scan()
+        scan = self._catalogue.store()
         if not scan.entries and not scan.damaged:
             return None
         return self._reader.read(None, Chain.verify)[0]
@@ -271,19 +277,19 @@ class CheckpointStore:
         index: `load` and `export` of its step say where it is damaged.
 
         Raises:
-            EmptyStoreError: there is no checkpoint.
+            EmptyStoreError: there is no checkpoint; NotAStoreError: as `newest`.
             CheckpointNotFoundError: none was measured.
         """
         return best_of(
-            (entry.info for entry in self._catalogue.scan().current().values()), repr(str(self.path))
+            (entry.info for entry in self._catalogue.store().current().values()), repr(str(self.path))
         )
 
     def steps(self) -> list[int]:
-        """Steps of all checkpoints, ascending."""
-        return list(self._catalogue.scan().current())
+        """Steps of all checkpoints, ascending; raises NotAStoreError as `newest`."""
+        return list(self._catalogue.store().current())
 
     def info(self, step: int) -> CheckpointInfo:
-        """What is known about a step without decoding it; raises CheckpointNotFoundError."""
+        """What is known about a step without decoding it; raises as `load`."""
         return self._reader.find(self._catalogue.scan(), step).info
 
     def verify(self, deep: bool = False) -> list[Problem]:
@@ -292,8 +298,11 @@ class CheckpointStore:
         Returns:
             One problem a file that cannot be read, because of itself or of what it builds on; empty for a
             sound store.
+
+        Raises:
+            NotAStoreError: as `newest`.
         """
-        return verify(self._catalogue.scan, self._settings.weights, deep=deep)
+        return verify(self._catalogue.store, self._settings.weights, deep=deep)
 
     # -- changing ----------------------------------------------------------------------------------
 

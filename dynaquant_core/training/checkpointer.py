@@ -17,6 +17,7 @@ from dynaquant_core.config import require, require_choice, require_number, requi
 from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
+from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.disk import warn_of_unwritable
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
@@ -156,6 +157,8 @@ class Checkpointer:
         self._enabled = not is_disabled()
         if not self._enabled:
             logger.warning("%s is set: nothing is saved to %s", DISABLE, self.store.path)
+        elif Catalogue(self.store.path).holds_strangers_only():  # said now, not after hours of work
+            logger.warning("%s holds other files: the first save into it will be refused", self.store.path)
         self._signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
         self._collector = GradientCollector(
@@ -249,6 +252,7 @@ class Checkpointer:
             SaveError: the save before failed in the background; nothing was saved now.
             EvaluationError: evaluate failed; an exact checkpoint was committed instead.
             StoreNotEmptyError: the folder holds another run's checkpoints and none was restored.
+            NotAStoreError: it held other files and no checkpoint when this object was made, and still does.
             DynaQuantError: this save failed on this thread; training may go on.
         """
         self._require_open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +29,8 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("restores=magic", r"restores: expected 'kill' or 'swap', got 'magic'"),
         ("grid=[{threshold: [0.1]}, {threshold: 0.1}]", r"grid: 'threshold' needs a list of values"),
         ("grid=[]", r"grid: expected a mapping from dotted keys"),
+        ("grid={}", r"tiny.yaml: grid: expected a mapping from dotted keys .* got {}; .* grid=null"),
+        ("grid=[{}]", r"grid: expected a mapping from dotted keys .* got \[{}\]"),
         ("steps='3'", r"steps: expected a valid integer, got '3'"),
         ("seed=true", r"seed: expected a valid integer, got True"),
         ("steps=0", r"steps: expected greater than or equal to 1, got 0"),
@@ -96,6 +99,18 @@ def test_overrides_reach_every_level(tiny_file: Path) -> None:
     assert (experiment.threshold, experiment.model.layers, experiment.optimizer.lr) == (0.05, 2, 1e-4)
     assert experiment.method == {"name": "dynaquant", "coder": "paper"}
     assert load_experiment(tiny_file, ["method.level=3"]).method == {"name": DEFAULT_METHOD, "level": 3}
+
+
+def test_no_grid_is_left_out_or_said_and_a_runs_own_config_is_read_again(tiny_file: Path) -> None:
+    with tiny_file.open("a", encoding="utf-8") as file:
+        file.write("grid: {threshold: [0.1, 0.2]}\n")
+    one = load_experiment(tiny_file, ["grid=null"])
+    assert [run.threshold for run in expand(one)] == [one.threshold]
+    written = tiny_file.with_name("config.json")  # a run writes every key, this one as {}
+    written.write_text(json.dumps(one.as_dict()), encoding="utf-8")
+    assert load_experiment(written) == one
+    with pytest.raises(ConfigError, match="grid: expected a mapping"):
+        load_experiment(written, ["grid={}"])
 
 
 def test_a_dotted_key_turns_a_named_method_into_a_mapping(tiny_file: Path) -> None:

@@ -154,7 +154,7 @@ def test_finished_runs_and_repeats_are_not_repeated(ran: Results) -> None:
         if progress.step == STEPS and len(repeats("cut")) >= 2:
             raise KeyboardInterrupt
 
-    one = ["grid={}", "method=scar", "output=cut"]
+    one = ["grid=null", "method=scar", "output=cut"]
     with pytest.raises(KeyboardInterrupt):
         run_experiment("tiny.yaml", one, interrupt)
     before = repeats("cut")
@@ -171,7 +171,7 @@ def repeats(folder: str) -> list[Any]:
 
 
 def test_a_reader_of_a_store_has_what_a_failure_is_restored_from(ran: Results, tmp_path: Path) -> None:
-    (run,) = expand(load_experiment("tiny.yaml", ["grid={}", "method=lc", "rework.flat=false"]))
+    (run,) = expand(load_experiment("tiny.yaml", ["grid=null", "method=lc", "rework.flat=false"]))
     trainer, chain = Trainer(run), Chain(resolve_method("lc"), point_of(run), flat=False)
     store = CheckpointStore(tmp_path / "store", method="lc", moments="exact", max_chain=20)
     for step in range(4):

@@ -86,6 +86,17 @@ def test_samo_in_float32_ends_in_the_bits_of_masked_dense_training(runs: list[di
     assert ours["curves"][0][AFTER:] != [point for point in ours["baseline_curve"] if point[0] > AFTER]
 
 
+def test_samo_in_float16_trains_under_its_loss_scale(workplace: Path) -> None:
+    half = SAMO | {"dtype": "float16"}
+    systems = [half | {"loss_scale": 1024.0}, half | {"loss_scale": 2.0**40}, SAMO]
+    good, overflown, full = ran(workplace, {"system": systems}).data["runs"]
+    assert good["system"]["skipped"] == full["system"]["skipped"] == 0
+    assert good["system"]["smaller"] > full["system"]["smaller"]
+    assert good["final"]["weights_digest"] != full["final"]["weights_digest"]
+    assert good["final"]["value"] == pytest.approx(full["final"]["value"], rel=0.01)
+    assert overflown["system"]["skipped"] == STEPS - AFTER, "a step that overflows is left out, and told"
+
+
 def test_samo_says_what_it_holds(runs: list[dict[str, Any]]) -> None:
     for run in runs[:2]:
         found = run["system"]
@@ -187,7 +198,19 @@ def test_a_system_may_start_from_weights(workplace: Path) -> None:
         ),
         ({"system": {"name": "samo", "sparsity": 1.0}}, r"system.sparsity: expected less than 1"),
         ({"system": {"name": "samo", "after": STEPS}}, r"system.after: the run of 24 steps is over"),
-        ({"system": {"name": "samo", "dtype": "float16"}}, r"system.dtype: expected 'float32' or 'bfloat16'"),
+        (
+            {"system": {"name": "samo", "dtype": "float64"}},
+            r"system.dtype: expected 'float32', 'bfloat16' or 'float16', got 'float64'",
+        ),
+        ({"system": {"name": "samo", "dtype": "float16"}}, r"system: dtype: float16 needs a loss_scale"),
+        (
+            {"system": {"name": "samo", "dtype": "bfloat16", "loss_scale": 8.0}},
+            r"system: loss_scale belongs to dtype: float16, not bfloat16",
+        ),
+        (
+            {"system": {"name": "samo", "dtype": "float16", "loss_scale": 0.0}},
+            r"system.loss_scale: expected greater than or equal to",
+        ),
         ({"system": {"name": "smaq", "format": 6}}, r"system.format: expected a format's name or a mapping"),
         ({"system": {"name": "two_bit", "threshold": 0.0}}, r"system.threshold"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,45 @@ def test_an_empty_or_missing_folder(tmp_path: Path, exists: bool) -> None:
     assert path.exists() == exists
 
 
-def test_a_foreign_folder(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_one_error_however_it_is_used(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("epoch 1")
+    store = exact_store(tmp_path)
+    uses: list[Callable[[], object]] = [
+        *(store.newest, store.steps, store.best, store.verify, store.load, store.resume, store.compact),
+        *(lambda: store.load_into({}), lambda: store.load(3), lambda: store.info(3)),
+        *(lambda: store.pin(3), lambda: store.delete(3), lambda: store.save(1, small_state(1))),
+    ]
+    for use in uses:
+        with pytest.raises(dq.NotAStoreError, match="holds other files but no checkpoint; give the folder"):
+            use()
+    assert list(tmp_path.iterdir()) == [log], "not even a lock is left among somebody's files"
+    assert log.read_text() == "epoch 1"
+    log.unlink()
+    assert store.save(1, small_state(1)).step == 1
+
+
+def test_what_a_run_writes_beside_its_store_stops_no_save(tmp_path: Path) -> None:
+    """A logger that is given the folder too may write before the first save."""
+    store = exact_store(tmp_path)
     (tmp_path / "train.log").write_text("epoch 1")
+    store.save(1, small_state(1))
+    other = exact_store(tmp_path)
+    assert other.newest() is not None
+    other.load()
+    assert other.save(2, small_state(2)).base_step == 1
+    assert (tmp_path / "train.log").read_text() == "epoch 1"
+
+
+@pytest.mark.parametrize("name", [".gitignore", "lost+found"])
+def test_hidden_files_and_the_systems_own_make_no_foreign_folder(tmp_path: Path, name: str) -> None:
+    """A disk of one's own for checkpoints comes with a lost+found."""
+    (tmp_path / name).mkdir()
     store = exact_store(tmp_path)
     assert store.newest() is None
-    with pytest.raises(dq.NotAStoreError, match="holds other files but no checkpoint"):
+    with pytest.raises(dq.EmptyStoreError, match="save into it first"):
         store.load()
-    store.save(1, small_state(1))  # a run may save into its own output folder
-    assert (tmp_path / "train.log").read_text() == "epoch 1"
+    assert store.save(1, small_state(1)).step == 1
 
 
 def test_another_runs_folder(tmp_path: Path) -> None:

@@ -180,10 +180,11 @@ def test_a_name_that_claims_the_last_sequence_is_refused_and_not_followed(tmp_pa
 
 def test_foreign_files_are_never_touched(tmp_path: Path) -> None:
     names = ["notes.txt", "step-1.dq", "best.dq", "model.dq.tmp-1", "step-000000001-seq-000001.dq.bak"]
+    store = exact_store(tmp_path, keep_last=1, max_chain=0)
+    store.save(0, small_state(0))
     for name in names:
         (tmp_path / name).write_text(name)
-    store = exact_store(tmp_path, keep_last=1, max_chain=0)
-    for step in range(5):
+    for step in range(1, 5):
         store.save(step, small_state(step))
     assert all((tmp_path / name).read_text() == name for name in names)
     assert store.steps() == [4]

@@ -77,6 +77,16 @@ def test_foreign_paths_are_named(tmp_path):
         checkpoints.restore()
 
 
+def test_a_first_save_among_other_files_is_refused_and_said_before_the_training(tmp_path, caplog):
+    model, optimizer = build()
+    (tmp_path / "train.log").write_text("notes")
+    with dq.Checkpointer(tmp_path, model, optimizer, every=2) as checkpoints:
+        assert "the first save into it will be refused" in caplog.text
+        with pytest.raises(dq.NotAStoreError, match="holds other files but no checkpoint"):
+            train(model, optimizer, checkpoints, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.log"]
+
+
 def test_a_changed_model_is_an_error_and_its_folder_is_left_alone(tmp_path):
     model, optimizer = build()
     with dq.Checkpointer(tmp_path, model, optimizer, every=2) as checkpoints:

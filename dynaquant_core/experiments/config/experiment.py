@@ -52,6 +52,8 @@ def _method(value: Any) -> Any:
 
 
 def _grid(value: Any) -> Any:
+    if value is None:
+        return {}
     if isinstance(value, list) and value:
         return [_crossing(part) for part in value]
     return _crossing(value)
@@ -103,7 +105,8 @@ class Experiment(AblationKeys):
         evaluate: metric and batch of the evaluation.
         system: system only; see `config.systems`.
         pretrained: the model to start from, see `config.transfer`: of a transfer, or of a system.
-        grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another.
+        grid: dotted key -> values; every combination is run.  Or a list of such mappings, one after another;
+            None: one run a seed.
         output: results folder, by default ``runs/<name>``.
     """
 

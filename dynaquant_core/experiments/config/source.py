@@ -37,7 +37,7 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
 
     Raises:
         ConfigError: no such file or name, text that is not YAML, a key that is there twice, unknown or
-            ill-typed, or an override of what the grid or the axis sets in every run.
+            ill-typed, a grid without a key, or an override of what the grid or the axis sets in every run.
     """
     try:
         path = _find(config)
@@ -51,7 +51,10 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(data).__name__}.")
-    experiment = validate(apply_overrides(data, overrides), str(path))
+    data = apply_overrides(data, overrides)
+    if path.suffix != ".json" or any(override.partition("=")[0].strip() == "grid" for override in overrides):
+        _require_filled_grid(data, path)  # the config.json of a run names every key, this one as {}
+    experiment = validate(data, str(path))
     for override in overrides:
         _require_effect(override.partition("=")[0].strip(), experiment)
     return experiment
@@ -68,6 +71,16 @@ def _find(config: str | Path) -> Path:
         raise ConfigError(f"{config}: is a folder; give a YAML file, or the name of a shipped config.")
     hint = nearest(str(config), list(shipped))
     raise ConfigError(f"{config}: no such file and no shipped config of that name; {hint}")
+
+
+def _require_filled_grid(data: dict[str, Any], path: Path) -> None:
+    """Refuses a grid that somebody wrote and that varies nothing: its values were lost on the way."""
+    grid = data.get("grid")
+    if isinstance(grid, (dict, list)) and not (any(grid) if isinstance(grid, list) else grid):
+        raise ConfigError(
+            f"{path}: grid: expected a mapping from dotted keys to lists of values, got {grid!r}; name what "
+            "varies, leave grid out, or override it with grid=null for none."
+        )
 
 
 def _require_effect(key: str, experiment: Experiment) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from dynaquant_core.experiments.config.section import Positive, Section, Share, Whole, plain
+from dynaquant_core.experiments.config.section import Positive, Section, Share, Whole, as_number, plain
 
 __all__ = [
     "OF_SAVING",
@@ -75,10 +75,21 @@ class SamoSystem(Pruning):
         after: steps of plain training before.
         scope, embeddings, dense: see `memory.samo.wrap`.
         dtype: of the model from then on.
+        loss_scale: of float16, where small gradients would be lost without; steps that overflow under it are
+            left out and counted.
     """
 
     name: Literal["samo"]
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    loss_scale: Annotated[float, Field(ge=2.0**-64, le=2.0**64), BeforeValidator(as_number)] | None = None
+
+    @model_validator(mode="after")
+    def _float16_is_scaled(self) -> SamoSystem:
+        if self.dtype == "float16" and self.loss_scale is None:
+            raise ValueError("dtype: float16 needs a loss_scale, such as 1024")
+        if self.dtype != "float16" and self.loss_scale is not None:
+            raise ValueError(f"loss_scale belongs to dtype: float16, not {self.dtype}; leave it out")
+        return self
 
 
 class PrunedSystem(Pruning):

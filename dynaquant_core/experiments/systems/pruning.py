@@ -17,7 +17,11 @@ from dynaquant_core.memory import samo
 
 __all__ = ["Masked", "Shrunk"]
 
-DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @final
@@ -40,12 +44,17 @@ class Shrunk(System):
     def advance(self) -> float:
         """A plain step, or one under SAMO."""
         if self._handle is None and self.trainer.step >= self._section.after:
-            self._handle = _wrapped(self.trainer, self._section, DTYPES[self._section.dtype])
+            dtype, loss_scale = DTYPES[self._section.dtype], self._section.loss_scale
+            self._handle = _wrapped(self.trainer, self._section, dtype, loss_scale)
             self.trainer.clipped = self._handle.parameters
+            self.trainer.scaled = self._handle.scale
         return super().advance()
 
     def facts(self) -> dict[str, Any]:
-        """Bytes of the training state, by the formula without SAMO over measured; and each of its terms."""
+        """Bytes of the training state, by the formula without SAMO over measured; and each of its terms.
+
+        Beside them the steps that were left out because they overflowed.
+        """
         if self._handle is None:
             return super().facts()
         report = samo.memory_report(self._handle)
@@ -55,6 +64,7 @@ class Shrunk(System):
             "measured_over_formula": report.measured / report.formula,
             "worst_term": max(abs(one.measured / one.formula - 1) for one in report.terms if one.formula),
             "kept": report.kept / report.parameters,
+            "skipped": self._handle.skipped,
             "terms": [asdict(term) for term in report.terms],
         }
 
@@ -103,9 +113,11 @@ class Masked(System):
                 gradient.masked_fill_(~mask, 0)
 
 
-def _wrapped(trainer: Trainer, section: SamoSystem | PrunedSystem, dtype: torch.dtype) -> samo.Samo:
+def _wrapped(
+    trainer: Trainer, section: SamoSystem | PrunedSystem, dtype: torch.dtype, loss_scale: float | None = None
+) -> samo.Samo:
     settings = section.model_dump(include={"sparsity", "scope", "embeddings", "dense"})
-    return samo.wrap(trainer.model, trainer.optimizer, dtype=dtype, **settings)
+    return samo.wrap(trainer.model, trainer.optimizer, dtype=dtype, loss_scale=loss_scale, **settings)
 
 
 def _masks(trainer: Trainer, section: PrunedSystem) -> dict[str, Tensor]:
