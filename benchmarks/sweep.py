@@ -67,7 +67,7 @@ def parsed(store: str) -> Wanted:
         share = -1.0
     if not 0 <= share < 1:
         raise ConfigError(
-            f"a store is options and a threshold of at least 0 and below 1, as in lattice@0.01, got {store!r}."
+            f"a store is options and a threshold of at least 0 and below 1, as lattice@0.01, got {store!r}."
         )
     return Wanted(method, stores, share)
 
