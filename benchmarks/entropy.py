@@ -1,4 +1,7 @@
-"""Bytes of every coded stream of a store over n H(code | previous code), tables included.
+"""Bytes of every coded stream of a store over n H(code | context), tables included.
+
+A code's context is the code before it; of codes that were drawn, which a restored run writes, also the place
+that the weight's draw has in it, where the file says that these were its contexts.
 
 python benchmarks/entropy.py runs/gpt_shakespeare/run-1/store
 """
@@ -10,11 +13,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dynaquant_core.coding.cost import entropy_bits
 from dynaquant_core.coding.counts import joint_counts
-from dynaquant_core.format import FileReader
+from dynaquant_core.format import FileReader, PartSource
 from dynaquant_core.methods import resolve_method
+from dynaquant_core.methods.dynaquant.dithered import drawn_contexts
+from dynaquant_core.methods.dynaquant.held import Coded
+from dynaquant_core.methods.dynaquant.layout import read_array
 
 #: Streams whose information is below this many bytes are left out of the worst ratio: headers dominate them.
 SMALL = 1024
@@ -47,9 +57,16 @@ def streams(store: Path) -> Iterator[Excess]:
                 if coded is None:
                     continue
                 base = None if before is None else before.coded(name)
-                joint = joint_counts(coded.codes, None if base is None else base.codes)
-                payload = len(source.get(name, "codes")[1])
-                yield Excess(path.name, name, payload, entropy_bits(joint) / 8)
+                kind = "drawn" if source.has(name, "drawn") else "codes"
+                joint = joint_counts(coded.codes, contexts(source, name, kind, base))
+                yield Excess(path.name, name, len(source.get(name, kind)[1]), entropy_bits(joint) / 8)
+
+
+def contexts(source: PartSource, name: str, kind: str, base: Coded | None) -> NDArray[Any] | None:
+    """What a tensor's stream of a kind was coded under; None in a key."""
+    if base is None or kind == "codes":
+        return None if base is None else base.codes
+    return drawn_contexts(base, int(read_array(source, "epoch", 1, np.uint32)[0]), name)
 
 
 def summary(store: Path) -> dict[str, object]:

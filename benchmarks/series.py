@@ -131,13 +131,15 @@ def sizes_of(parts: Mapping[str, Mapping[str, int]]) -> tuple[int, int]:
 
 
 def matched(states: list[State], error: float) -> tuple[float, Run]:
-    """The scale of `lattice` with an error, nearly; error grows in proportion to the scale."""
-    scale = 3.5 * error
+    """The scale of `lattice` with an error, nearly: the nearest that was run, and its figures."""
+    scale, tries = 3.5 * error, []
     for _ in range(TRIES):
         found = run_of(states, dq.LatticeConfig(scale=scale))
-        if abs(found.error / error - 1) < NEAR:
+        tries.append((abs(found.error / error - 1), scale, found))
+        if tries[-1][0] < NEAR:
             break
-        scale *= error / found.error
+        scale *= error / found.error  # error grows in proportion to the scale
+    _, scale, found = min(tries, key=lambda one: one[0])
     return scale, found
 
 

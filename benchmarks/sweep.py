@@ -30,9 +30,10 @@ from rich.progress import track
 from rich.table import Table
 
 import dynaquant_core as dq
+from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config import load_experiment
 from dynaquant_core.experiments.trainer import Trainer
-from dynaquant_core.methods.registry import DEFAULT_METHOD
+from dynaquant_core.methods.registry import DEFAULT_METHOD, resolve_method
 from dynaquant_core.search import Degradation, Quality, degradation
 
 
@@ -46,7 +47,11 @@ class Wanted:
 
 
 def parsed(store: str) -> Wanted:
-    """``"lattice,moments=none@0.05"`` in parts; values are read as YAML."""
+    """``"lattice,moments=none@0.05"`` in parts; values are read as YAML.
+
+    Raises:
+        ConfigError: there is no threshold, or no such method or option of it.
+    """
     told, _, threshold = store.partition("@")
     words = told.split(",")
     name = DEFAULT_METHOD if "=" in words[0] or words[0] == "default" else words[0]
@@ -54,7 +59,17 @@ def parsed(store: str) -> Wanted:
         key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words) if value
     }
     stores = {key: options.pop(key) for key in ("moments", "max_chain") if key in options}
-    return Wanted({"name": name, **options}, stores, float(threshold))
+    method = {"name": name, **options}
+    resolve_method(method)
+    try:
+        share = float(threshold)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ConfigError(
+            f"a store is options and a threshold of at least 0 and below 1, as lattice@0.01, got {store!r}."
+        )
+    return Wanted(method, stores, share)
 
 
 def checkpointer(trainer: Trainer, every: int, folder: Path, wanted: Wanted) -> dq.Checkpointer:
@@ -129,12 +144,13 @@ def point(config: Any) -> str:
 
 def sweep(config: str, changes: Sequence[str], stores: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     """Trains once and fills every store."""
+    wanted = {store: parsed(store) for store in stores}
     experiment = load_experiment(config, changes)
     trainer = Trainer(experiment)
     heldout = HeldOut(trainer, experiment.evaluate.mode)
     paths = {store: folder / str(index) for index, store in enumerate(stores)}
     savers = [
-        checkpointer(trainer, experiment.checkpoint_every, path, parsed(store))
+        checkpointer(trainer, experiment.checkpoint_every, path, wanted[store])
         for store, path in paths.items()
     ]
     for step in track(range(1, experiment.steps + 1), description=config):
@@ -163,7 +179,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory(prefix="dynaquant-sweep-") as folder:
-        rows = sweep(arguments.config, arguments.set, arguments.stores, Path(folder))
+        try:
+            rows = sweep(arguments.config, arguments.set, arguments.stores, Path(folder))
+        except ConfigError as error:
+            parser.error(str(error))
     table = Table(*rows[0], title=arguments.config)
     for found in rows:
         table.add_row(*map(str, found.values()))

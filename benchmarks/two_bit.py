@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.comm import two_bit
 from dynaquant_core.comm.two_bit.exchange import all_gather
+from dynaquant_core.threads import cores
 
 #: DDP's own size of a bucket, in elements of float32.
 BUCKET = 25 * (1 << 20) // 4
@@ -205,11 +206,7 @@ def main() -> None:
             command.add_argument("--ranks", type=int, default=2)
             command.add_argument("--megabytes", type=float, nargs="+", default=[50, 93, 139, 230, 462])
     options = parser.parse_args()
-    print(
-        json.dumps(
-            {"load": os.getloadavg(), "cpus": os.cpu_count(), "found": options.work(options)}, indent=1
-        )
-    )
+    print(json.dumps({"load": os.getloadavg(), "cpus": cores(), "found": options.work(options)}, indent=1))
 
 
 if __name__ == "__main__":

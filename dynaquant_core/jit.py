@@ -15,7 +15,7 @@ from typing import Any
 import numba
 from numba.core.compiler_lock import global_compiler_lock
 
-__all__ = ["kernel"]
+__all__ = ["are_kept", "kernel"]
 
 # A process forked while another thread compiles would find Numba's lock taken for ever: a fork waits for it.
 os.register_at_fork(
@@ -49,6 +49,19 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
         _tell()
         compiled = numba.njit(**OPTIONS)(function)
     return compiled
+
+
+def are_kept() -> bool:
+    """Whether Numba finds a folder that it may keep compiled kernels in."""
+    try:
+        numba.njit(cache=True)(_nothing)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    """A function of this package's, to ask with; it is never compiled."""
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 from dynaquant_core.errors import ConfigError
 
-__all__ = ["MAX_THREADS", "in_background", "map_threads", "slices", "thread_count", "turn"]
+__all__ = ["MAX_THREADS", "cores", "in_background", "map_threads", "slices", "thread_count", "turn"]
 
 #: More threads than this only fight for memory bandwidth.
 MAX_THREADS = 16
@@ -99,8 +99,28 @@ def _begin_in_child() -> None:
 os.register_at_fork(after_in_child=_begin_in_child)
 
 
+def cores() -> int:
+    """Processors that the calling thread, and so every thread it starts, may run on.
+
+    A job that is pinned to one core of 64 gains nothing by 64 threads.  All of the machine's where the
+    system cannot say.
+
+    Example:
+        >>> from dynaquant_core.threads import cores
+        >>> cores() >= 1
+        True
+    """
+    # From Python 3.13 on; PYTHON_CPU_COUNT sets it.
+    allowed: Callable[[], int | None] | None = getattr(os, "process_cpu_count", None)
+    if allowed is not None:
+        return allowed() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def thread_count() -> int:
-    """How many threads a parallel call uses: ``DYNAQUANT_THREADS``, or the cores, at most 16.
+    """How many threads a parallel call uses: ``DYNAQUANT_THREADS``, or `cores`, at most 16.
 
     Raises:
         ConfigError: the variable is set to something else than a positive whole number.
@@ -112,7 +132,7 @@ def thread_count() -> int:
     """
     text = os.environ.get("DYNAQUANT_THREADS", "").strip()
     if not text:
-        return min(os.cpu_count() or 1, MAX_THREADS)
+        return min(cores(), MAX_THREADS)
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(
             f"DYNAQUANT_THREADS must be a positive whole number, found {text!r}; unset it to use all cores."
@@ -172,11 +192,11 @@ def map_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         >>> map_threads(abs, [-1, 2, -3])
         [1, 2, 3]
     """
-    work = list(items)
-    size = min(thread_count(), len(work))
+    work, most = list(items), thread_count()
+    size = min(most, len(work))
     if size < 2 or _pool.nested():
         return [function(item) for item in work]
-    return _Crew(function, work).run(_pool.get(thread_count() - 1), size - 1)
+    return _Crew(function, work).run(_pool.get(most - 1), size - 1)
 
 
 class _Crew(Generic[T, R]):

@@ -28,8 +28,8 @@ class Movement:
     Args:
         name: dotted name.
         change: "moved", "same", "added", "removed" or "reshaped" (shape or dtype differ).
-        relative: L2 norm of B - A over that of A; None where that has no meaning.
-        largest: largest absolute difference of one element; None as above.
+        relative: L2 norm of B - A over that of A; None where that has no meaning: A is zeros, or not finite.
+        largest: largest absolute difference of one element, 0 between equal ones; None as above.
         unchanged: share of elements that are equal, NaN to NaN too; None as above.
     """
 
@@ -102,21 +102,23 @@ def movement(name: str, before: Tensor | None, after: Tensor | None) -> Movement
         return Movement(name, "same", 0.0, 0.0, unchanged)
     if before.is_complex() or before.dtype == torch.bool:
         return Movement(name, "moved", unchanged=unchanged)
-    old, moved = before.double(), _difference(before, after)
-    norm, step = old.norm().item(), moved.norm().item()
-    return Movement(name, "moved", step / norm if norm else None, moved.abs().max().item(), unchanged)
+    moved = _difference(before, after, ~equal)
+    norm, step = before.double().norm().item(), moved.norm().item()
+    relative = step / norm if norm and math.isfinite(norm) else None
+    return Movement(name, "moved", relative, moved.abs().max().item(), unchanged)
 
 
-def _difference(before: Tensor, after: Tensor) -> Tensor:
-    """``after - before`` in float64; of wide integers only where they differ, exact and rounded once.
+def _difference(before: Tensor, after: Tensor, differing: Tensor) -> Tensor:
+    """``after - before`` of the elements that differ, in float64; of wide integers exact and rounded once.
+
+    Only of those: of an infinity that stays it would be NaN.
 
     Example:
-        >>> _difference(torch.tensor([2**60]), torch.tensor([2**60 + 1])).item()
-        1.0
+        >>> _difference(torch.tensor([2**60, 7]), torch.tensor([2**60 + 1, 7]), torch.tensor([True, False]))
+        tensor([1.], dtype=torch.float64)
     """
     if before.is_floating_point() or before.element_size() < WIDE:
-        return after.double() - before.double()
-    differing = before != after
+        return (after.double() - before.double())[differing]
     pairs = zip(before[differing].tolist(), after[differing].tolist(), strict=True)
     return torch.tensor([float(new - old) for old, new in pairs], dtype=torch.float64)
 

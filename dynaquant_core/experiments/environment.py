@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from dynaquant_core.experiments.machine import accelerator, processor
+from dynaquant_core.threads import cores
 
 __all__ = ["environment"]
 
@@ -24,7 +24,7 @@ def environment() -> dict[str, Any]:
         "numba": _version("numba"),
         "platform": platform.platform(),
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "torch_threads": torch.get_num_threads(),
         "device": accelerator(),
     }

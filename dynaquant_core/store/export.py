@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from dynaquant_core.state import flatten
 from dynaquant_core.store.disk import guarded, require_target, sync_folder
 from dynaquant_core.store.names import temporary_name
 
-__all__ = ["to_pt", "to_safetensors"]
+__all__ = ["to_pt", "to_safetensors", "write_natively"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,23 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
 
     def write(temporary: Path) -> None:
         with temporary.open("xb") as file:
-            try:
-                torch.save(plain, file)
-            except RuntimeError as error:  # what torch makes of a write that fails
-                if isinstance(error.__context__, OSError):
-                    raise error.__context__ from error
-                raise OSError(errno.EIO, "torch.save could not finish writing") from error
+            write_natively(plain, file)
 
     _replace(Path(path), write)
+
+
+def write_natively(state: Any, file: IO[bytes]) -> None:
+    """torch.save into an open file.
+
+    Raises:
+        OSError: a write failed, of which torch makes a RuntimeError without a reason.
+    """
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise OSError(errno.EIO, "torch.save could not finish writing") from error
 
 
 def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:

@@ -179,6 +179,23 @@ def test_movement_names_the_change(
     assert movement("x", before, after).change == change
 
 
+@pytest.mark.parametrize("stays", [float("inf"), -float("inf"), float("nan")])
+def test_what_is_no_finite_number_and_stays_has_not_moved(shell: Shell, tmp_path: Path, stays: float) -> None:
+    """A mask of infinities, or one weight that went to NaN long ago, hid how far the others moved."""
+    with CheckpointStore(tmp_path, method="exact") as store:
+        for step, value in enumerate((1.0, 1.25)):
+            store.save(step, {"w": torch.tensor([stays, value, -value])})
+    (found,) = shell("diff", tmp_path, 0, 1, "--json").json()["tensors"]
+    assert (found["change"], found["largest"]) == ("moved", 0.25)
+    assert found["relative"] is None, "a share of an infinite length means nothing"
+    assert "nan" not in shell("diff", tmp_path, 0, 1).out
+
+
+def test_what_became_infinite_has_moved_infinitely() -> None:
+    before, after = torch.tensor([1.0, float("inf")]), torch.tensor([float("inf"), -float("inf")])
+    assert movement("w", before, after).largest == float("inf")
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])
 def test_whole_numbers_that_float64_cannot_tell_apart_have_moved(dtype: torch.dtype) -> None:
     before, after = torch.tensor([2**60, 5], dtype=dtype), torch.tensor([2**60 + 3, 5], dtype=dtype)

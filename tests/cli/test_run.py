@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import resource
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from dynaquant_core.errors import StorageError
+from dynaquant_core.experiments.bench.saving import disk
+from dynaquant_core.store import CheckpointStore
 from tests.cli.words import Shell
 
 TINY = """
@@ -67,6 +73,32 @@ def test_bench_measures_small_sizes_too(shell: Shell) -> None:
     assert told.status == 0, told.err
     assert {row["parameters"] for row in told.json()["rows"]} >= {300_000}
     assert all(row["seconds"] > 0 for row in told.json()["rows"])
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files, in which no file may grow beyond a megabyte: writes fail alike."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    yield tmp_path
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_bench_on_a_full_disk_names_the_temporary_folder(shell: Shell, full_disk: Path) -> None:
+    """It was told as a bug of DynaQuant's."""
+    outcome = shell("bench", "--sizes", "300k", "--threads", "1", "--device", "cpu")
+    assert outcome.status == 1
+    assert str(full_disk) in outcome.error()
+    assert "TMPDIR" in outcome.error()
+    assert list(full_disk.iterdir()) == []
+
+
+def test_what_a_store_of_bench_has_no_room_for_is_told_alike(full_disk: Path) -> None:
+    weights = {"fc.weight": torch.randn(1024, 1024)}
+    with pytest.raises(StorageError, match="TMPDIR") as told, disk() as folder:
+        CheckpointStore(folder, method="none").save(0, weights)
+    assert str(full_disk) in str(told.value)
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda"])

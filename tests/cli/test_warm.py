@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 from dynaquant_core.cli.bench import count
 from dynaquant_core.cli.choices import config_of, method_of
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.methods.registry import DEFAULT_METHOD
+from tests import programs
 from tests.cli.words import Shell
 
 
@@ -23,6 +26,32 @@ def test_warm_leaves_only_compiled_kernels_behind(
     monkeypatch.setattr("tempfile.tempdir", None)
     assert shell("warm").status == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_compiles_nothing_after_warm() -> None:
+    """Neither one that stays on a lattice, nor types and symbols that are rarer than others."""
+    done = programs.run(["-m", "tests.cli.after_warm"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.skipif(
+    not hasattr(numba.config, "CACHE_LOCATOR_CLASSES"), reason="this Numba always finds a folder"
+)
+def test_warm_where_nothing_can_be_kept_is_one_line() -> None:
+    """It said that kernels are cached, and every process of the job compiled them anew."""
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {"NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator"}
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from dynaquant_core.cli import main; sys.exit(main(['warm']))",
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("dynaquant: error: ")
+    assert "NUMBA_CACHE_DIR" in last
 
 
 @pytest.mark.slow

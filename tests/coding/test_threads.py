@@ -1,6 +1,9 @@
 """The pool: order, exceptions, nesting, forks, slices."""
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -23,6 +26,22 @@ def test_count(monkeypatch):
     assert thread_count() == MAX_THREADS
     monkeypatch.delenv("DYNAQUANT_THREADS")
     assert 1 <= thread_count() <= MAX_THREADS
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process can be pinned on this system")
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
+def test_a_pinned_process_starts_no_more_threads_than_it_has_cores(given, expected):
+    """On a node whose jobs are given a core each, every one would start a thread for every core."""
+    environment = {name: value for name, value in os.environ.items() if name != "DYNAQUANT_THREADS"}
+    if given is not None:
+        environment["DYNAQUANT_THREADS"] = given
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from dynaquant_core.threads import thread_count; print(thread_count())"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])

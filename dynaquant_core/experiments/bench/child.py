@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynaquant_core.experiments.bench.saving import CONFIGS, layers, moved
+from dynaquant_core.experiments.bench.saving import CONFIGS, disk, layers, moved
 from dynaquant_core.state import flatten
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.training import Checkpointer
@@ -78,8 +77,7 @@ def seconds_of_saves(root: Path, method: str) -> list[float]:
 
 def main(parameters: int, what: str, method: str) -> dict[str, object]:
     """The figures of one process: of weights alone, with Adam's moments, or with a search."""
-    with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
-        root = Path(folder)
+    with disk() as root:
         saves = seconds_of_saves(root / "first", method)
         state = layers(parameters)
         count = sum(tensor.numel() for tensor in state.values())

@@ -21,6 +21,7 @@ from dynaquant_core.experiments.bench.stages import coding_stages, tensor_stages
 from dynaquant_core.experiments.bench.timing import Measurement
 from dynaquant_core.experiments.bench.values import value_stages
 from dynaquant_core.methods.registry import DEFAULT_METHOD
+from dynaquant_core.threads import cores
 
 __all__ = ["run_bench"]
 
@@ -150,6 +151,6 @@ def environment() -> dict[str, Any]:
     """What the figures depend on."""
     return {
         "torch": torch.__version__,
-        "cpus": os.cpu_count(),
+        "cpus": cores(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }

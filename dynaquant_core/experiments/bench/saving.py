@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.config import Config, LatticeConfig
+from dynaquant_core.errors import StorageError
 from dynaquant_core.experiments.bench.timing import Measurement, side_by_side
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store.export import write_natively
 
-__all__ = ["CONFIGS", "layers", "moved", "saving_stages"]
+__all__ = ["CONFIGS", "disk", "layers", "moved", "saving_stages"]
 
 #: Width of the benchmark's square layers; a model is as many of them as its parameters need.
 WIDTH = 1024
@@ -57,10 +60,29 @@ def moved(state: dict[str, Tensor], share: float = 0.02, seed: int = 1) -> dict[
     }
 
 
+@contextmanager
+def disk() -> Iterator[Path]:
+    """An empty folder among the system's temporary files, removed in the end.
+
+    Raises:
+        StorageError: the system refused something in it; says where it is and how to have another.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
+            yield Path(folder)
+    except OSError as error:  # the store's are of this kind too, with their number
+        where = tempfile.tempdir or "any of the usual folders"
+        reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
+        raise StorageError(
+            f"bench: its files cannot be written among the temporary ones in {where}: {reason}; free some "
+            "space there or set TMPDIR to a folder that has more."
+        ) from error
+
+
 def torch_save(state: dict[str, Tensor], path: Path) -> None:
     """torch.save, then fsync: what a careful user does today."""
     with path.open("wb") as file:
-        torch.save(state, file)
+        write_natively(state, file)
         file.flush()
         os.fsync(file.fileno())
 
@@ -70,8 +92,7 @@ def saving_stages(count: int, threads: int, method: str, device: str = "cpu") ->
 
     What is loaded, and what it is compared with, comes to the CPU.
     """
-    with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
-        root = Path(folder)
+    with disk() as root:
         plain = root / "plain.pt"
         state = {name: tensor.to(device) for name, tensor in layers(count).items()}
         count = sum(tensor.numel() for tensor in state.values())
