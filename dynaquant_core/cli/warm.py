@@ -96,7 +96,8 @@ def rehearse_symbols() -> None:
         values, known = symbols.astype(wide), (drawn % 3).astype(context)
         for name in ("rans", "rans_context", "huffman", "rle_huffman", "paper"):
             code_and_decode(name, values, None if name == "rans" else known)
-        look_up(known, (np.arange(3) * 100 if wide is np.uint8 else np.arange(3) * 200).astype(np.uint16))
+        most = 255 if wide is np.uint8 else 256  # contexts that fit a byte, or do not
+        look_up(known, np.array([0, 1, most], np.uint16))
 
 
 def code_and_decode(codec: str, values: NDArray[Any], context: NDArray[Any] | None) -> None:

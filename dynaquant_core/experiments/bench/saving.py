@@ -67,15 +67,14 @@ def disk() -> Iterator[Path]:
     Raises:
         StorageError: the system refused something in it; says where it is and how to have another.
     """
-    where = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 - what to name where there is none at all
     try:
-        where = tempfile.gettempdir()
         with tempfile.TemporaryDirectory(prefix="dynaquant-bench-") as folder:
             yield Path(folder)
     except OSError as error:  # the store's are of this kind too, with their number
+        where = tempfile.tempdir or "any of the usual folders"
         reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
         raise StorageError(
-            f"bench: its files cannot be written among the temporary ones in {where!r}: {reason}; free some "
+            f"bench: its files cannot be written among the temporary ones in {where}: {reason}; free some "
             "space there or set TMPDIR to a folder that has more."
         ) from error
 
