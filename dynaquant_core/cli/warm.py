@@ -96,7 +96,7 @@ def rehearse_symbols() -> None:
         values, known = symbols.astype(wide), (drawn % 3).astype(context)
         for name in ("rans", "rans_context", "huffman", "rle_huffman", "paper"):
             code_and_decode(name, values, None if name == "rans" else known)
-        most = np.iinfo(wide).max  # contexts in a byte each, or not
+        most = 255 if wide is np.uint8 else 256  # contexts that fit a byte, or do not
         look_up(known, np.array([0, 1, most], np.uint16))
 
 
