@@ -36,7 +36,9 @@ COLUMNS = (
 
 
 def bench(
-    sizes: Annotated[str, typer.Option(help="Parameters, as 1M,10M,100M.")] = "1M,10M,50M",
+    sizes: Annotated[
+        str, typer.Option(help="Parameters, as 1M,10M; 100M may be asked for too.")
+    ] = "1M,10M,50M",
     threads: Annotated[str, typer.Option(help="Thread counts, as 1,2.")] = "1,2",
     method: Annotated[str, typer.Option(help="For saves and loads: lattice or dynaquant.")] = DEFAULT_METHOD,
     device: Annotated[str, typer.Option(help="Where the weights lie: all, cpu or cuda.")] = "all",

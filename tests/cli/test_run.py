@@ -73,6 +73,11 @@ def test_bench_measures_small_sizes_too(shell: Shell) -> None:
     assert told.status == 0, told.err
     assert {row["parameters"] for row in told.json()["rows"]} >= {300_000}
     assert all(row["seconds"] > 0 for row in told.json()["rows"])
+    rows = {row["stage"]: row for row in told.json()["rows"]}
+    for stage in ("importance scores", "importance cuts", "rearrange + run lengths", "weights of codes"):
+        assert rows[stage]["floor_ratio"] > 0
+        assert rows[stage]["against"]
+        assert rows[stage]["speedup"] > 0
 
 
 @pytest.fixture

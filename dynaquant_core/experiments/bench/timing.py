@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Measurement", "median_seconds", "side_by_side"]
+__all__ = ["Call", "Measurement", "median_seconds", "side_by_side"]
+
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""The stages that see every value: lattice and offsets, moments in blocks, lossless planes, the delta."""
+"""The stages that see every value: importance, codes, lattice and offsets, moments, planes, the delta."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from dynaquant_core.coding import codec_by_name
 from dynaquant_core.delta.cyclic import cyclic_delta
+from dynaquant_core.experiments.bench.codes import code_calls, importance_calls
 from dynaquant_core.experiments.bench.stages import read, weights_like
-from dynaquant_core.experiments.bench.timing import Measurement, side_by_side
+from dynaquant_core.experiments.bench.timing import Call, Measurement, side_by_side
 from dynaquant_core.quantize import blocks
 from dynaquant_core.quantize.lattice.offsets import offset_key, offsets
 from dynaquant_core.quantize.lattice.quantise import dequantise, quantise
@@ -29,21 +30,15 @@ TILE = 1 << 15
 #: Levels of a cyclic delta.
 LEVELS = 16
 
-Call = Callable[[], object]
-
 
 def value_stages(count: int, threads: int) -> Iterator[Measurement]:
-    """Lattice, moments, planes and delta on ``count`` values.
+    """Importance and codes, lattice, moments, planes and delta on ``count`` values.
 
     Offsets are said in nanoseconds of one thread too: they are all that dithering costs.
     """
     values = weights_like(count)
-    groups: tuple[Mapping[str, tuple[Call, str, Call]], ...] = (
-        lattice_calls(values),
-        moment_calls(values),
-        byte_calls(values),
-    )
-    for calls in groups:
+    for make in (importance_calls, code_calls, lattice_calls, moment_calls, byte_calls):
+        calls = make(values)
         timed: dict[str, Call] = {"read pass": partial(read, values)}
         for stage, (call, against, rival) in calls.items():
             timed |= {stage: call, f"{against} for {stage}": rival}
@@ -62,6 +57,7 @@ def value_stages(count: int, threads: int) -> Iterator[Measurement]:
                 megabytes_per_second=4e-6 * count / seconds,
                 note=f"{1e9 * seconds * threads / count:.2f} ns a value and thread",
             )
+        del calls, timed  # before the next group takes memory for its own
 
 
 def lattice_calls(values: Tensor) -> dict[str, tuple[Call, str, Call]]:
