@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any
 
 import torch
 
-__all__ = ["compiles", "on"]
+__all__ = ["compiles", "fault", "on"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,26 +37,40 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if current else torch.cuda.device(device)
 
 
-@cache
-def _tried(device: torch.device) -> bool:
-    """Raises what says nothing of Triton: no memory left, or a device that an earlier kernel has broken."""
-    if importlib.util.find_spec("triton") is None:
-        _tell("Triton is not installed")
-        return False
-    try:
-        from dynaquant_core.device_probe import probe
+def fault(attempt: Callable[[], str | None]) -> str | None:
+    """What is wrong with kernels: what ``attempt`` says, or the error that it ends in; None: nothing.
 
-        found = probe(device)
+    Raises what says nothing of them: no memory left, or a device that an earlier kernel has broken.
+
+    Example:
+        >>> fault(lambda: None), fault(lambda: str(1 / 0))
+        (None, 'ZeroDivisionError: division by zero')
+    """
+    try:
+        return attempt()
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         if str(error).startswith("CUDA error"):
             raise
-        _tell(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}"
+
+
+@cache
+def _tried(device: torch.device) -> bool:
+    if importlib.util.find_spec("triton") is None:
+        _tell("Triton is not installed")
         return False
-    if not found:
-        _tell("the kernel that tries it gave wrong numbers")
-    return found
+
+    def probed() -> str | None:
+        from dynaquant_core.device_probe import probe
+
+        return None if probe(device) else "the kernel that tries it gave wrong numbers"
+
+    wrong = fault(probed)
+    if wrong is not None:
+        _tell(wrong)
+    return wrong is None
 
 
 @lru_cache(maxsize=1)

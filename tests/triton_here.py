@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 
 import pytest
 import torch
@@ -28,6 +30,12 @@ def require_interpreter() -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
+
+
+def device_side(name: str) -> ModuleType:
+    """A module of kernels for a device, which are interpreted; skips where they cannot be."""
+    require_interpreter()
+    return importlib.import_module(name)
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,9 @@ def cell_of(part: Tensor, cells: Cells, split: Tensor) -> Tensor:
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A table on the data's device."""
-    return torch.from_numpy(np.array(array)).to(device)
+    """An array on the data's device, to be read; on the CPU the same memory where torch may look at it."""
+    whole = np.ascontiguousarray(array)
+    return torch.from_numpy(whole if whole.flags.writeable else whole.copy()).to(device)
 
 
 def splits(cells: Cells, device: torch.device) -> Tensor:
@@ -123,6 +124,11 @@ def place(
         decoded = table[levels.to(torch.int64)]
         decoded[ones] = protected[start : start + int(ones.sum())]
         out[part] = decoded
+
+
+def bring(tensor: Tensor, into: NDArray[Any]) -> None:
+    """Writes a device's tensor [n] into an array of its size and dtype, when the device has done its work."""
+    torch.from_numpy(into).copy_(tensor)
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 
@@ -17,7 +16,7 @@ from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchEr
 from dynaquant_core.quantize.lattice import cpu_path, dequantise, offset_key, quantise, round_step, torch_path
 from tests.quantize.data import DISTRIBUTIONS, sample
 from tests.reference import lattice_twins as twins
-from tests.triton_here import require_interpreter, why_not
+from tests.triton_here import device_side, why_not
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 KEYS = st.integers(0, 2**64 - 1)
@@ -46,10 +45,8 @@ SIDES = ["cpu", "torch", "kernels"]
 
 def side_of(name):
     """An implementation; that of kernels for a device where Triton's interpreter can run them."""
-    if name != "kernels":
-        return {"cpu": cpu_path, "torch": torch_path}[name]
-    require_interpreter()
-    return importlib.import_module("dynaquant_core.quantize.lattice.device_path")
+    known = {"cpu": cpu_path, "torch": torch_path}
+    return known.get(name) or device_side("dynaquant_core.quantize.lattice.device_path")
 
 
 @pytest.fixture(params=SIDES)

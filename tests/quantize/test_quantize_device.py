@@ -16,21 +16,19 @@ from dynaquant_core.quantize.lattice import torch_path as lattice_torch_path
 from dynaquant_core.store import CheckpointStore
 from tests.quantize.test_lattice import SEAM as LATTICE
 from tests.training.models import bits
-from tests.triton_here import require_interpreter
+from tests.triton_here import device_side
 
 
 @pytest.fixture
 def path():
     """The seam's side."""
-    require_interpreter()
-    return importlib.import_module("dynaquant_core.quantize.device.path")
+    return device_side("dynaquant_core.quantize.device.path")
 
 
 @pytest.fixture
 def lattice_path():
     """The lattice's side."""
-    require_interpreter()
-    return importlib.import_module("dynaquant_core.quantize.lattice.device_path")
+    return device_side("dynaquant_core.quantize.lattice.device_path")
 
 
 def sparse(size=9000):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 
 import numpy as np
@@ -22,7 +21,7 @@ from dynaquant_core.quantize.cut import NO_CUT, Cut
 from dynaquant_core.quantize.flat import to_bfloat16
 from dynaquant_core.quantize.importance import magnitude, sensitivity
 from tests.quantize.data import DISTRIBUTIONS, sample
-from tests.triton_here import require_interpreter, why_not
+from tests.triton_here import device_side, why_not
 
 SCHEMES = [BitBuckets(6), BitBuckets(9), LogBuckets(0.01)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -69,10 +68,8 @@ SIDES = ["cpu", "torch", "kernels"]
 
 def side_of(name):
     """A side of the seam; the one of kernels for a device where Triton's interpreter can run them."""
-    if name != "kernels":
-        return {"cpu": cpu_path, "torch": torch_path}[name]
-    require_interpreter()
-    return importlib.import_module("dynaquant_core.quantize.device.path")
+    known = {"cpu": cpu_path, "torch": torch_path}
+    return known.get(name) or device_side("dynaquant_core.quantize.device.path")
 
 
 @pytest.fixture(params=SIDES)

@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from dynaquant_core.device_jit import fault
+
 __all__ = ["agrees"]
 
 logger = logging.getLogger(__name__)
@@ -19,16 +21,9 @@ SIZE, RUN = 1500, 256
 def agrees(device: torch.device) -> bool:
     """Tries the kernel; where it is wrong that is logged once, and layers are compressed one by one.
 
-    Raises what says nothing of it: no memory left, or a device that an earlier kernel has broken.
+    Raises what `device_jit.fault` raises.
     """
-    try:
-        wrong = None if _right(device) else "it gave wrong numbers"
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        if str(error).startswith("CUDA error"):
-            raise
-        wrong = f"{type(error).__name__}: {error}"
+    wrong = fault(lambda: None if _right(device) else "it gave wrong numbers")
     if wrong is not None:
         logger.warning(
             "samo: the kernel that compresses gradients of many layers is not used on %s (%.300s); each "

@@ -15,10 +15,9 @@ from dynaquant_core.quantize.cut import PROTECTED
 from dynaquant_core.quantize.device import cell_kernels as kernels
 from dynaquant_core.quantize.device import dither_kernels
 from dynaquant_core.quantize.device.launch import LAUNCH, programs, starting
-from dynaquant_core.quantize.device.transfer import bring, send
 from dynaquant_core.quantize.flat import to_bfloat16
 from dynaquant_core.quantize.rules import Rules
-from dynaquant_core.quantize.torch_path import on_device, splits, to_host
+from dynaquant_core.quantize.torch_path import bring, on_device, splits, to_host
 
 __all__ = ["assign", "count", "joint", "place", "score", "settle"]
 
@@ -84,7 +83,7 @@ def joint(
     room = rules.rows * levels
     total, copies = np.zeros(room, np.int64), copies_of(room, flat.numel())
     for part in parts(flat.numel()):
-        some, codes = flat[part], send(base[part], flat.device)
+        some, codes = flat[part], on_device(base[part], flat.device)
         slope = some if gradient is None else gradient[part]
         counts = torch.zeros(copies, room, dtype=torch.int32, device=flat.device)
         with starting(flat.device):
@@ -121,7 +120,7 @@ def place(
     pieces: list[tuple[slice, int]],  # noqa: ARG001 - threads are what other sides need them for
 ) -> None:
     """See `cpu_path.place`; ``table`` and ``protected`` may be on the CPU."""
-    levels, word = send(codes, out.device), WORDS[out.element_size()]
+    levels, word = on_device(codes, out.device), WORDS[out.element_size()]
     values = table.to(out.device).view(word)
     with starting(out.device):
         kernels.place[programs(levels)](levels, values, out.view(word), levels.numel(), **LAUNCH)
@@ -136,8 +135,8 @@ def settle(
     draws: int | NDArray[np.float32],
 ) -> None:
     """See `dither.settle_on_cpu`; ``tables``: the levels' values, gaps and codes."""
-    given, found = not isinstance(draws, int), send(codes, flat.device)
-    offsets, key = (flat, draws) if isinstance(draws, int) else (send(draws, flat.device), 0)
+    given, found = not isinstance(draws, int), on_device(codes, flat.device)
+    offsets, key = (flat, draws) if isinstance(draws, int) else (on_device(draws, flat.device), 0)
     here = (on_device(table, flat.device) for table in tables)
     with starting(flat.device):
         dither_kernels.settle[programs(flat)](

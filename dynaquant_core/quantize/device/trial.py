@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.device_jit import fault
 from dynaquant_core.quantize import cpu_path
 from dynaquant_core.quantize.buckets import BitBuckets, Buckets, LogBuckets
 from dynaquant_core.quantize.codebook import lookup
@@ -52,7 +53,7 @@ CODES = np.where(np.arange(SIZE) % 9, 2, 1).astype(np.uint8)
 def agrees(device: torch.device) -> bool:
     """Tries the kernels; what they do wrong is logged once, and operations of torch serve then.
 
-    Raises what says nothing of them: no memory left, or a device that an earlier kernel has broken.
+    Raises what `device_jit.fault` raises.
     """
     with _trying:
         return _tried(device)
@@ -60,14 +61,7 @@ def agrees(device: torch.device) -> bool:
 
 @cache
 def _tried(device: torch.device) -> bool:
-    try:
-        wrong = next((name for name, right in _trials(device) if not right), None)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        if str(error).startswith("CUDA error"):
-            raise
-        wrong = f"{type(error).__name__}: {error}"
+    wrong = fault(lambda: next((name for name, right in _trials(device) if not right), None))
     if wrong is not None:
         logger.warning(
             "Kernels that code weights are not used on %s (%.300s); operations of torch are, which give the "

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from dynaquant_core.quantize.device import lattice_kernels as kernels
 from dynaquant_core.quantize.device.launch import LAUNCH, programs, starting
-from dynaquant_core.quantize.device.transfer import bring, send
 from dynaquant_core.quantize.lattice.torch_path import ESCAPE, nearest, points
-from dynaquant_core.quantize.torch_path import to_host
+from dynaquant_core.quantize.torch_path import bring, on_device, to_host
 
 __all__ = ["dequantise", "quantise"]
 
@@ -42,7 +41,7 @@ def dequantise(
     pieces: list[tuple[slice, int]],  # noqa: ARG001 - threads are what other sides need them for
 ) -> None:
     """See `cpu_path.dequantise`."""
-    codes, halved = send(symbols, out.device), out.dtype == torch.bfloat16
+    codes, halved = on_device(symbols, out.device), out.dtype == torch.bfloat16
     target = out.view(torch.int16) if halved else out
     with starting(out.device):
         kernels.place[programs(codes)](
@@ -50,4 +49,4 @@ def dequantise(
         )
     if escapes.size:
         where = (codes == ESCAPE).nonzero().view(-1)
-        out[where] = points(send(escapes, out.device), step, key, where, limit).to(out.dtype)
+        out[where] = points(on_device(escapes, out.device), step, key, where, limit).to(out.dtype)
