@@ -1,7 +1,9 @@
 """What SAMO refuses because it would go wrong in silence: another order of memory, gradients nobody sees."""
 
 import copy
+import sys
 from functools import partial
+from threading import Thread
 
 import pytest
 import torch
@@ -204,3 +206,55 @@ def test_a_replaced_parameter_is_refused_and_so_is_a_cast_one(dtype):
         optimizer.step()
     model.to(dtype)
     optimizer.step()
+
+
+def test_a_gradient_that_another_hook_freed_is_an_error_and_the_next_step_goes_on():
+    model = conv()
+
+    def freed(parameter):
+        parameter.grad = None
+
+    handle = model.body[3].weight.register_post_accumulate_grad_hook(freed)
+    optimizer, _ = wrapped(model, lr=0.1)
+    with pytest.raises(GradientError, match=r"gradient of 'body.3.weight' was gone .* freed by another hook"):
+        loss_of(model, 0).backward()
+    handle.remove()
+    optimizer.zero_grad()
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
+def test_two_threads_that_run_backward_at_once_lose_nothing_in_silence(request):
+    """Their gradients add up as they do one after the other, or one of them is told."""
+    silent, interval = 0, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    request.addfinalizer(partial(sys.setswitchinterval, interval))
+    for seed in range(60):
+        torch.manual_seed(seed)
+        model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(6)])
+        inputs, told = torch.randn(2, 64, 32), []
+        optimizer, _ = wrapped(model)
+        backward = partial(_backward, model, inputs, told)
+        backward(0), backward(1)
+        expected = _gradients(optimizer)
+        optimizer.zero_grad()
+        running = [Thread(target=backward, args=(one,)) for one in range(2)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        pairs = zip(_gradients(optimizer), expected, strict=True)
+        silent += not told and not all(torch.allclose(got, right, atol=1e-4) for got, right in pairs)
+    assert silent == 0
+
+
+def _backward(model, inputs, told, one):
+    try:
+        model(inputs[one]).square().sum().backward()
+    except (RuntimeError, GradientError) as error:  # autograd's own, or ours
+        told.append(error)
+
+
+def _gradients(optimizer):
+    stepped = [one for group in optimizer.param_groups for one in group["params"]]
+    return [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in stepped]

@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ class Engine:
         self.skipped = self.temporary = 0
         self.loaded: dict[str, Tensor] = {}
         self.syncing = True
+        self._turn = RLock()  # hooks run outside of autograd's own lock, on as many threads as run backward
         self._skips = loss_scale is not None
         parameters = names_of(model)
         self.copies = copies = dtype != torch.float32 or loss_scale is not None
@@ -307,8 +309,9 @@ def _on_gradient(engine: weakref.ref[Engine], place: int, _: Tensor) -> None:
     owner = engine()
     if owner is None:
         return
-    if torch.is_grad_enabled():  # create_graph=True; else torch has turned it off, and doing so again costs
-        with torch.no_grad():
+    with owner._turn:
+        if torch.is_grad_enabled():  # create_graph=True; else torch has turned it off, and that costs
+            with torch.no_grad():
+                owner.produced(owner.slots[place])
+        else:
             owner.produced(owner.slots[place])
-    else:
-        owner.produced(owner.slots[place])

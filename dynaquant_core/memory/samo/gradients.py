@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.samo.slots import Slot
 
 __all__ = ["Collector"]
@@ -36,6 +37,9 @@ class Collector:
             slot: whose parameter has just got its gradient.
             reducing: grad16 is averaged over ranks next, so it must hold all that was accumulated, and grad32
                 is made by `deliver`.
+
+        Raises:
+            GradientError: it has none any more.
         """
         if slot.own:
             held = slot.param.grad
@@ -44,7 +48,12 @@ class Collector:
             self.load(slot)
             return
         dense, slot.param.grad = slot.param.grad, None
-        assert dense is not None
+        if dense is None:
+            raise GradientError(
+                f"samo: the gradient of {slot.name!r} was gone before SAMO took it, freed by another hook "
+                "or taken by another thread's backward through the same parameters; zero_grad() and make "
+                "the gradients again: one backward after the other, and no hook that frees them."
+            )
         self.compress(slot, dense, reducing=reducing)
         if reducing:
             self.load(slot)
