@@ -15,7 +15,7 @@ from dynaquant_core.search.manager import Decision, Manager
 from dynaquant_core.search.memory import SearchState
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.state import flatten, unflatten
-from dynaquant_core.store.disk import path_from
+from dynaquant_core.store.disk import followed, path_from
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.single import begin_file, read_file
@@ -105,7 +105,7 @@ def load_file(path: str | os.PathLike[str]) -> Any:
         UnsafePathError: it is not a regular file.
         StorageError: it cannot be read.
     """
-    return read_file(path_from("load_file: path", path))
+    return read_file(followed(path_from("load_file: path", path)))
 
 
 def _search(

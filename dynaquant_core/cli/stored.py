@@ -21,6 +21,7 @@ from dynaquant_core.plugins.checking import DiskUse
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.catalogue import Catalogue, Scan, read_entry
 from dynaquant_core.store.chain import chain_of
+from dynaquant_core.store.disk import followed
 
 __all__ = ["FileSource", "StoreSource", "tensor_table"]
 
@@ -110,7 +111,7 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._entry = read_entry(path)
+            self._entry = read_entry(followed(path))
         except DynaQuantError as error:
             if str(path) in str(error):
                 raise

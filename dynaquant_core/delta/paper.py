@@ -56,11 +56,19 @@ class Paper:
         elif context is None:
             decode_groups(payload, out, [out.size], self.name)
         else:
-            out[:] = self._undo(payload, out, expect_context(context, out.size, self.name))
+            values = self._undo(payload, out, expect_context(context, out.size, self.name))
+            if int(values.max()) > np.iinfo(out.dtype).max:
+                raise CorruptFileError(
+                    f"A paper stream holds the value {int(values.max())}, which does not fit {out.dtype}; "
+                    "load another checkpoint."
+                )
+            out[:] = values
 
     def _undo(self, payload: Buffer, grouped: Array, context: Array) -> Array:
         """The values of ``payload``; ``grouped`` is where the groups may be decoded into."""
         sizes = group_sizes(context)
+        if sizes.size > 256 and grouped.dtype == np.uint8:  # values are small, differences need not be
+            grouped = np.empty(grouped.size, dtype=np.uint16)
         levels = decode_groups(payload, grouped, sizes[sizes > 0].tolist(), self.name)
         if sizes.size > levels:
             raise CorruptFileError(

@@ -26,6 +26,7 @@ __all__ = [
     "fits_float32",
     "has_range",
     "is_finite",
+    "is_named",
     "is_quantisable",
     "is_two_valued",
     "matches",
@@ -244,4 +245,14 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     parts = name.split(".")
     count = len(parts)
     candidates = [".".join(parts[i:j]) for i in range(count) for j in range(i + 1, count + 1)]
-    return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in candidates)
+    return any(is_named(candidate, pattern) for pattern in patterns for candidate in candidates)
+
+
+def is_named(name: str, pattern: str) -> bool:
+    """Whether a pattern is the name, as it stands (a name may hold brackets), or matches it (fnmatch).
+
+    Example:
+        >>> is_named("layers[0]", "layers[0]"), is_named("layers1", "layers[0-9]")
+        (True, True)
+    """
+    return name == pattern or fnmatchcase(name, pattern)

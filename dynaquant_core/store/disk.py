@@ -17,6 +17,7 @@ from dynaquant_core.store.names import parse_name
 
 __all__ = [
     "file_identity",
+    "followed",
     "guarded",
     "is_gone",
     "make_folder",
@@ -178,7 +179,15 @@ def require_target(path: Path) -> Path:
             raise UnsafePathError(
                 f"{str(path)!r} is a folder, device or pipe; give the path of the file to write."
             )
-        return path.resolve() if path.is_symlink() else path
+        return followed(path)
+
+
+def followed(path: Path) -> Path:
+    """Where a path that a user gave leads: what was saved through a link is read through it.
+
+    Inside of a store nothing is followed: there a link is no checkpoint.
+    """
+    return Path(os.path.realpath(path)) if path.is_symlink() else path  # a loop stays what it is
 
 
 def require_another(path: Path, source: Path) -> None:

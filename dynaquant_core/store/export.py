@@ -23,8 +23,8 @@ from torch import Tensor
 
 from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.state import flatten
-from dynaquant_core.store.disk import guarded, require_target, sync_folder
-from dynaquant_core.store.names import temporary_name
+from dynaquant_core.store.commit import atomic_path, remove_abandoned
+from dynaquant_core.store.disk import require_target
 
 __all__ = ["to_pt", "to_safetensors", "write_natively"]
 
@@ -50,7 +50,7 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
     plain = _plain(state, ())
 
     def write(temporary: Path) -> None:
-        with temporary.open("xb") as file:
+        with temporary.open("wb") as file:
             write_natively(plain, file)
 
     _replace(Path(path), write)
@@ -92,7 +92,6 @@ def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
     _separate(tensors)
 
     def write(temporary: Path) -> None:
-        temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode  # what the umask lets; safetensors writes for its owner only
         try:
             save_file(tensors, temporary, metadata={"format": "pt"})
@@ -119,18 +118,9 @@ def _separate(tensors: dict[str, Tensor]) -> None:
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
     path = require_target(path)
-    temporary = path.with_name(temporary_name(path.name))
-    with guarded("export to", path):
-        try:
-            write(temporary)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(path.parent)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+    with atomic_path("export to", path) as temporary:
+        write(temporary)
+    remove_abandoned(path)
 
 
 def _plain(value: Any, path: tuple[str, ...]) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
     "checkpoint_name",
     "is_leftover",
     "is_ours",
+    "is_temporary_of",
     "parse_name",
     "temporary_name",
     "whole_step",
@@ -29,6 +30,7 @@ LOCK_FILE = ".dynaquant.lock"
 PINS_FILE = "pins.json"
 
 _CHECKPOINT = re.compile(r"step-(\d{1,20})-seq-(\d{1,20})(?:-r(\d{1,6}))?\.dq")
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{32}")
 _LEFTOVER = re.compile(r"(?:step-\d{1,20}-seq-\d{1,20}(?:-r\d{1,6})?\.dq|pins\.json)\.tmp-[0-9a-f]{32}")
 
 
@@ -71,6 +73,17 @@ def parse_name(name: str) -> NameHint | None:
 def temporary_name(name: str) -> str:
     """A fresh name beside ``name``, recognised by `is_leftover` should its writer die."""
     return f"{name}.tmp-{uuid.uuid4().hex}"
+
+
+def is_temporary_of(name: str, whole: str) -> bool:
+    """Whether ``name`` is a `temporary_name` of the file ``whole``.
+
+    Example:
+        >>> is_temporary_of(temporary_name("model.dq"), "model.dq"), is_temporary_of("a.dq.tmp-1", "a.dq")
+        (True, False)
+    """
+    head, tail = name[: len(whole)], name[len(whole) :]
+    return head == whole and _TEMPORARY.fullmatch(tail) is not None
 
 
 def is_leftover(name: str) -> bool:

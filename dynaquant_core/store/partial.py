@@ -7,11 +7,11 @@ are not wanted hold None.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from typing import Any
 
 from dynaquant_core.config import require
 from dynaquant_core.state import leaf_names
+from dynaquant_core.state.roles import is_named
 
 __all__ = ["covers", "data_leaves", "patterns_of", "prune"]
 
@@ -47,7 +47,7 @@ def covers(name: str, patterns: Iterable[str]) -> bool:
     """
     parts = name.split(".")
     above = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-    return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in above)
+    return any(is_named(candidate, pattern) for pattern in patterns for candidate in above)
 
 
 def data_leaves(skeleton: Any) -> set[str]:

@@ -7,7 +7,7 @@ the newer one never brings the older one back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -142,12 +142,28 @@ def needed(keep: Iterable[AnyRecord], records: Collection[AnyRecord]) -> dict[st
     return _Closure(records).beside(*keep)
 
 
-def kept(records: Collection[AnyRecord], policy: Policy, pins: Collection[int]) -> list[AnyRecord]:
+def kept(
+    records: Collection[AnyRecord],
+    policy: Policy,
+    pins: Collection[int],
+    doubted: Container[str] = (),
+) -> list[AnyRecord]:
     """The checkpoints that stay for their own sake: the newest, the pinned, and what the policy wants.
 
     Linear in the number of files but for sorting them, since it is asked after every save.
+
+    Args:
+        records: of the files that could be read.
+        policy: what the user wants kept.
+        pins: steps that stay.
+        doubted: digests of files that a restore passed over, whose index is sound alone: they are older than
+            any other, so that they do not stay in the place of one that loads.
     """
-    ranked = sorted(current(records).values(), key=lambda r: r.order, reverse=True)
+    sound = [record for record in records if record.digest not in doubted]
+    newest, every = current(sound), current(records)
+    doubtful = [record for step, record in every.items() if step not in newest]
+    ranked = sorted(newest.values(), key=lambda r: r.order, reverse=True)
+    ranked += sorted(doubtful, key=lambda r: r.order, reverse=True)
     keep = {r.digest: r for i, r in enumerate(ranked) if i == 0 or r.step in pins}
     stay = _Closure(records)
     if policy.keep_within is not None:
@@ -168,6 +184,7 @@ def retired(
     pins: Collection[int],
     unread: Collection[tuple[int, int]] | None = None,
     base: AnyRecord | None = None,
+    doubted: Container[str] = (),
 ) -> list[AnyRecord]:
     """The files that may be removed, descendants before their bases (a crash in between leaves no orphan).
 
@@ -181,8 +198,9 @@ def retired(
         unread: (step, commit sequence) of each file that cannot be read now and may be whole, none where all
             that cannot be read are damaged; None: every file could be read.
         base: a file that stays, with its chain, whatever the policy.
+        doubted: see `kept`.
     """
-    stay = needed([*kept(records, policy, pins), *([base] if base else [])], records)
+    stay = needed([*kept(records, policy, pins, doubted), *([base] if base else [])], records)
     if unread is not None:
         known, steps = {record.digest for record in records}, {step for step, _ in unread}
         torn = [r.order[0] for r in stay.values() if r.base_digest and r.base_digest not in known]

@@ -79,6 +79,7 @@ class Session:
         Taken for a restore, a look costs some bytes: a new lattice, another base.  A restore that is taken
         for a look costs training: restored weights lie on the old lattice and would snap back to it.
         """
+        self._writer.doubt(info)
         if not self.tells:
             self.remember(info, base, written)
 
@@ -90,6 +91,7 @@ class Session:
             base: what was decoded of it; None where that was not all.
             written: how its weights were written; None where it has none.
         """
+        self._writer.doubt(info)
         with self._guard:
             self.loaded, self._base, self.last = info, base, base or self.last
             self.written = written

@@ -14,6 +14,7 @@ from dynaquant_core.methods.base import Method
 from dynaquant_core.methods.registry import require_own_config
 from dynaquant_core.store.catalogue import Scan, read_entry
 from dynaquant_core.store.chain import open_chain
+from dynaquant_core.store.commit import remove_abandoned
 from dynaquant_core.store.disk import require_space, require_target
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import Meta
@@ -56,6 +57,7 @@ def begin_file(
         require_space(path.parent, sealed.most, sealed.estimate)
         meta = Meta(sealed.step, 0, 0, None, sealed.parts, sealed.report)
         _, seconds = write_file(path, sealed, meta)
+        remove_abandoned(path)
         return replace(read_entry(path).info, seconds=seconds)
 
     return prepared.saving(None, write)

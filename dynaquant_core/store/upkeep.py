@@ -21,7 +21,7 @@ from dynaquant_core.store.names import parse_name, whole_step
 from dynaquant_core.store.pins import read_pins, write_pins
 from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.rebase import rebase
-from dynaquant_core.store.retention import Policy, kept, needed
+from dynaquant_core.store.retention import Policy, needed
 from dynaquant_core.store.session import Session
 from dynaquant_core.store.writer import Writer
 
@@ -66,7 +66,7 @@ class Upkeep:
         with self._session.writing():
             scan, pins = self._catalogue.scan(), read_pins(self._folder)
             self._require_budget(scan, pins)
-            stay = kept(scan.entries, self._policy, pins)
+            stay = self._writer.kept(scan, pins)
             self._writer.tidy()  # first: the disk may be full, and what nothing needs goes without a new file
             left: list[int] = []
             self._session.forget(self._rebase(self._catalogue.scan(), stay, self._max_chain, left))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from dynaquant_core.store.commit import atomic_file
 from dynaquant_core.store.disk import file_identity, guarded, require_space, sync_folder
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import BaseLink, Meta
-from dynaquant_core.store.names import checkpoint_name, is_leftover
+from dynaquant_core.store.names import checkpoint_name, is_leftover, parse_name
 from dynaquant_core.store.parts import Base, HeldPart
 from dynaquant_core.store.pins import read_pins
-from dynaquant_core.store.retention import Policy, current, retired, total
+from dynaquant_core.store.retention import Policy, current, kept, retired, total
 from dynaquant_core.store.saving import Sealed
 
 __all__ = ["Writer", "next_base", "write_file"]
@@ -44,6 +44,20 @@ class Writer:
         self._folder = folder
         self._catalogue = catalogue
         self._policy = policy
+        self._doubted: frozenset[str] = frozenset()
+
+    def doubt(self, info: CheckpointInfo) -> None:
+        """Tells that a checkpoint was read, and what was passed over on the way to it (see `kept`)."""
+        passed = {problem.name for problem in info.skipped}
+        read = {name for name in self._doubted if _place(name) == (info.step, info.sequence)}
+        self._doubted = (self._doubted | passed) - (read - passed)
+
+    def kept(self, scan: Scan, pins: Collection[int]) -> list[Entry]:
+        """The checkpoints that stay for their own sake."""
+        return kept(scan.entries, self._policy, pins, self._doubts(scan))
+
+    def _doubts(self, scan: Scan) -> set[str]:
+        return {entry.digest for entry in scan.entries if entry.path.name in self._doubted}
 
     def commit(self, sealed: Sealed) -> tuple[CheckpointInfo, Base]:
         """Writes ``sealed`` as the newest checkpoint, then retires what the policy lets go.
@@ -58,11 +72,11 @@ class Writer:
         """
         scan = self._catalogue.scan()
         self._require_base(scan, sealed)
-        self._require_budget(scan, sealed)
+        room = self._require_budget(scan, sealed)
         self._require_space(scan, sealed)
         meta = Meta(sealed.step, scan.next_sequence(), 0, sealed.link, sealed.parts, sealed.report)
         path = self._folder / checkpoint_name(meta.step, meta.sequence)
-        parts, seconds = write_file(path, sealed, meta)
+        parts, seconds = write_file(path, sealed, meta, room)
         entry = read_entry(path)
         self.tidy()
         return replace(entry.info, seconds=seconds), next_base(entry, sealed.base, parts)
@@ -74,7 +88,8 @@ class Writer:
         """
         try:
             scan, pins = self._catalogue.scan(), read_pins(self._folder)
-            gone = retired(scan.entries, self._policy, pins, scan.hints_unread(), base)
+            unread, doubts = scan.hints_unread(), self._doubts(scan)
+            gone = retired(scan.entries, self._policy, pins, unread, base, doubts)
             if scan.unread:
                 names = ", ".join(sorted(scan.unread))
                 logger.warning("%s cannot be read now: what is older stays, as it may build on that", names)
@@ -143,21 +158,42 @@ class Writer:
             self.tidy(scan.by_digest(sealed.link.digest) if sealed.link else None)
             require_space(self._folder, sealed.most, sealed.estimate)
 
-    def _require_budget(self, scan: Scan, sealed: Sealed) -> None:
+    def _require_budget(self, scan: Scan, sealed: Sealed) -> Room | None:
         """What must stay after this save: itself, what it builds on, and the pinned steps."""
         budget = self._policy.keep_within
         if budget is None:
-            return
+            return None
         base = scan.by_digest(sealed.link.digest) if sealed.link else None
-        must_stay = total([*self._pinned(scan), *([base] if base else [])], scan.entries) + sealed.estimate()
-        if must_stay > budget:
+        room = Room(budget, total([*self._pinned(scan), *([base] if base else [])], scan.entries))
+        room.require(sealed.step, sealed.estimate(), "about ")
+        return room
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a disk budget leaves for a new file.
+
+    Args:
+        budget: bytes in all.
+        taken: bytes of what must stay beside it.
+    """
+
+    budget: int
+    taken: int
+
+    def require(self, step: int, size: int, nearly: str = "") -> None:
+        """Refuses a file of ``size`` bytes that there is no room for."""
+        if self.taken + size > self.budget:
             raise BudgetError(
-                f"Saving step {sealed.step} would need about {must_stay:,} bytes with the checkpoints that "
-                f"must stay, but keep_within allows {budget:,}; raise it, unpin steps or lower max_chain."
+                f"Saving step {step} would need {nearly}{self.taken + size:,} bytes with the checkpoints "
+                f"that must stay, but keep_within allows {self.budget:,}; raise it, unpin steps or lower "
+                "max_chain."
             )
 
 
-def write_file(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPart], dict[str, float]]:
+def write_file(
+    path: Path, sealed: Sealed, meta: Meta, room: Room | None = None
+) -> tuple[dict[str, HeldPart], dict[str, float]]:
     """Writes and commits one file.
 
     Returns:
@@ -165,6 +201,7 @@ def write_file(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPa
 
     Raises:
         StorageError: the system refused; nothing appeared under ``path``.
+        BudgetError: it came out larger than there is ``room`` for; nothing appeared either.
     """
     started = time.perf_counter()
     with atomic_file(path) as file:
@@ -174,6 +211,8 @@ def write_file(path: Path, sealed: Sealed, meta: Meta) -> tuple[dict[str, HeldPa
         seconds = {**sealed.report["seconds"], "encode": encoded - started}
         meta = replace(meta, report={**meta.report, "seconds": seconds})
         writer.finish(meta.as_dict(), sealed.skeleton, sealed.entries)
+        if room is not None:
+            room.require(meta.step, file.tell())
     return parts, {**seconds, "commit": time.perf_counter() - encoded}
 
 
@@ -192,6 +231,11 @@ def next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Ba
         spared=spared,
         files=(*base.files, *here) if base else here,
     )
+
+
+def _place(name: str) -> tuple[int, int] | None:
+    hint = parse_name(name)
+    return None if hint is None else (hint.step, hint.sequence)
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

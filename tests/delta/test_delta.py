@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynaquant_core.delta import cyclic_delta, group_sizes, rearrange, restore_order, undo_cyclic_delta
+from dynaquant_core.delta.paper import Paper
+from dynaquant_core.errors import CorruptFileError
 from tests.reference import coding_twins as twins
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -58,3 +60,16 @@ def test_rearrangement_refuses_another_length():
         rearrange(np.zeros(3, np.uint8), np.zeros(2, np.uint8))
     with pytest.raises(ValueError, match="Cannot group"):
         restore_order(np.zeros(3, np.uint8), np.zeros(2, np.uint8))
+
+
+def test_small_codes_of_a_base_with_many_come_back():
+    values, base = np.uint8([1, 2, 3]), np.uint16([0, 300, 2])
+    out = np.empty_like(values)
+    Paper().decode(Paper().encode(values, base), out, base)
+    assert out.tolist() == [1, 2, 3]
+
+
+def test_a_value_that_does_not_fit_is_a_damaged_stream():
+    values, base = np.uint16([1, 299, 3]), np.uint16([0, 300, 2])
+    with pytest.raises(CorruptFileError, match="299, which does not fit uint8"):
+        Paper().decode(Paper().encode(values, base), np.empty(3, dtype=np.uint8), base)

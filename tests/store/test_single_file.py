@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import dynaquant_core as dq
+from dynaquant_core.cli.source import open_source
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store.commit import atomic_file, atomic_path
 from dynaquant_core.store.export import to_pt, to_safetensors
 from tests.store.kit import checkpoint_files, filled, is_same, small_state
 
@@ -159,6 +163,8 @@ def test_a_link_goes_on_pointing_to_what_is_written(tmp_path: Path, how: str) ->
     if how == "save_file":
         dq.save_file(state, link, exact="*")
         found = dq.load_file(target)
+        assert torch.equal(dq.load_file(link)["w"], state["w"])
+        assert open_source(link).info().stored_bytes == target.stat().st_size
     else:
         with CheckpointStore(tmp_path / "store", exact="*") as store:
             store.save(1, state)
@@ -167,3 +173,32 @@ def test_a_link_goes_on_pointing_to_what_is_written(tmp_path: Path, how: str) ->
     assert link.is_symlink()
     assert torch.equal(found["w"], state["w"])
     assert sorted(path.name for path in target.parent.iterdir()) == ["weights"]
+
+
+def test_a_link_to_itself_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.dq").symlink_to(tmp_path / "model.dq")
+    with pytest.raises(dq.UnsafePathError):
+        dq.load_file(tmp_path / "model.dq")
+
+
+@pytest.mark.parametrize("how", ["save_file", "pt", "safetensors"])
+def test_what_a_killed_process_left_beside_a_file_goes_with_the_next_one(tmp_path: Path, how: str) -> None:
+    """A job that is preempted again and again would fill the disk with halves."""
+    path, state = tmp_path / "model.dq", {"w": torch.arange(6.0)}
+    (tmp_path / "notes.dq.tmp-1").write_text("somebody's")
+    process = os.fork()
+    if process == 0:
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        with atomic_file(path) as file:
+            file.write(b"half")
+    os.waitpid(process, 0)
+    (left,) = (one for one in tmp_path.iterdir() if one.name.startswith("model.dq.tmp-"))
+    write = {"save_file": partial(dq.save_file, exact="*"), "pt": to_pt, "safetensors": to_safetensors}[how]
+    write(state, path)
+    assert left.exists()  # so young that its writer may be about to lock it
+    os.utime(left, (0, 0))
+    with atomic_path("write", path) as other:
+        os.utime(other, (0, 0))
+        write(state, path)
+        assert other.exists()  # somebody is writing it
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["model.dq", "notes.dq.tmp-1"]

@@ -91,3 +91,14 @@ def test_whole_numbers_of_any_kind_are_steps(tmp_path: Path, kind: Any) -> None:
                 store.save(none, {"w": torch.ones(2)})  # type: ignore[arg-type]
         store.delete(kind(7))
         assert store.steps() == []
+
+
+def test_a_name_with_brackets_is_a_name_before_it_is_a_pattern(tmp_path: Path) -> None:
+    """What was copied from `show --tensors` covered nothing, and its weights lost bits."""
+    state = {f"layers[{one}]": torch.randn(64, 64) for one in range(2)}
+    store = CheckpointStore(tmp_path, exact="layers[0]")
+    store.save(1, state)
+    loaded = store.load(1, names="layers[0]")
+    assert list(loaded) == ["layers[0]"]
+    assert torch.equal(loaded["layers[0]"], state["layers[0]"])
+    assert not torch.equal(store.load(1)["layers[1]"], state["layers[1]"])
