@@ -17,13 +17,13 @@ from dynaquant_core.config import require, require_choice, require_number, requi
 from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
-from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.disk import warn_of_unwritable
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.threads import turn
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
-from dynaquant_core.training.disabled import DISABLE, is_disabled
+from dynaquant_core.training.disabled import is_disabled
+from dynaquant_core.training.early import look_at_folder, look_at_subject, warn_of_unsavable
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
 from dynaquant_core.training.movement import Start
@@ -32,7 +32,7 @@ from dynaquant_core.training.resume import resume
 from dynaquant_core.training.saver import Saver
 from dynaquant_core.training.schedule import parse_every
 from dynaquant_core.training.signals import SignalFlag
-from dynaquant_core.training.subject import Stateful, Subject, warn_of_strangers
+from dynaquant_core.training.subject import Stateful, Subject
 from dynaquant_core.training.tolerance import told
 from dynaquant_core.training.turns import Turns
 from dynaquant_core.training.worker import Worker, await_all
@@ -130,7 +130,7 @@ class Checkpointer:
         require_threshold("Checkpointer", threshold)
         require_number("Checkpointer", "window", window, 0, math.inf, open_high=True)
         self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
-        warn_of_strangers(self._subject)
+        look_at_subject(self._subject)
         self._schedule = parse_every(every)
         self._searches = evaluate is not None
         beside = [part for part in (extra or {}).values() if isinstance(part, nn.Module)]
@@ -153,12 +153,10 @@ class Checkpointer:
         self._saved: int | None = None  # step of the last save that came to the worker
         self._completed = 0
         self._closed = self._misfit = False
+        self._tried = is_disabled()  # whether the log would have said what cannot be saved
         self._requested_by: str | None = None
         self._enabled = not is_disabled()
-        if not self._enabled:
-            logger.warning("%s is set: nothing is saved to %s", DISABLE, self.store.path)
-        elif Catalogue(self.store.path).holds_strangers_only():  # said now, not after hours of work
-            logger.warning("%s holds other files: the first save into it will be refused", self.store.path)
+        look_at_folder(self.store.path, enabled=self._enabled)
         self._signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
         self._collector = GradientCollector(
@@ -181,7 +179,7 @@ class Checkpointer:
 
     @property
     def requested_by(self) -> str | None:
-        """The signal of ``save_on`` that was last answered with a save; None where none came."""
+        """The signal of ``save_on`` that was last answered with a save; None where none was."""
         return self._requested_by
 
     def restore(self, step: int | None = None, *, fresh: str | Iterable[str] = ()) -> int:
@@ -219,7 +217,8 @@ class Checkpointer:
     def step(self) -> None:
         """Tells that one optimizer step is complete; saves if one is due, or was asked for by a signal.
 
-        With several optimizers, call it once when all have stepped.
+        Call it last: after the steps of all optimizers, the scaler's ``update`` and the schedulers' steps,
+        whose state would else be that of the step before when the run is restored.
 
         Raises:
             SaveError: a save in the background failed since the last call; training may go on.
@@ -234,6 +233,9 @@ class Checkpointer:
                 self._worker.check()
             if not self._answer() and self._schedule.due():
                 self.save()
+            if not self._tried:  # said after the first step, not when the first save is due
+                self._tried = True
+                warn_of_unsavable(self._subject, self._completed)
             self._look_ahead()
 
     def save(self, *, threshold: float | None = None) -> None:
@@ -269,9 +271,10 @@ class Checkpointer:
         """One save after the other; ``again``: also where the one before was of the same step."""
         if self._saved == self._completed and not again:
             return
-        self._saved = None  # an earlier save of this step, as before a restore, is another one
+        self._saved = None
         try:
             if self._enabled:
+                self._tried = True
                 with told(raises=self._raises):
                     self._worker.wait()
                 with told(raises=self._raises):
@@ -334,10 +337,14 @@ class Checkpointer:
         asked = self._signals.take()
         if asked is None:
             return False
-        self.save()
+        if self._saved != self._completed:  # else it is, and perhaps within a tighter threshold
+            self.save()
         self.wait()
-        self._requested_by = asked
-        logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
+        if self._saved == self._completed and self.last is not None and self.last.step == self._completed:
+            self._requested_by = asked
+            logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
+        else:
+            logger.warning("%s came, but step %d could not be saved", asked, self._completed)
         return True
 
     def _restored(self, step: int | None, fresh: str | Iterable[str]) -> int:
@@ -350,6 +357,7 @@ class Checkpointer:
                 self._misfit = True
             raise
         self._misfit = False
+        self._saved = None  # a save of the same step in another life is another one
         if self._enabled:
             warn_of_unwritable(self.store.path)
         if resumed is None:

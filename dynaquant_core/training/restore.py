@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from dynaquant_core.errors import StateMismatchError
@@ -60,6 +61,7 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
         _load(step)
     if "rng" in tree:
         put_rng_back(tree["rng"])
+        _say_whose_streams()
     _say("not in the checkpoint, and begun as they are: %s", [full_name(*name) for name in new])
     _say("in the checkpoint and not restored, for lack of an object: %s", list(_left_out(subject, tree)))
 
@@ -170,6 +172,16 @@ def _ask(what: str, item: Any, state: Any) -> None:
         raise StateMismatchError(
             f"{what} refuses its stored state ({type(error).__name__}: {error}); nothing was restored."
         ) from error
+
+
+def _say_whose_streams() -> None:
+    """One rank saved its own; whether the others drew the same only the script knows."""
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
+        logger.warning(
+            "the random streams of the rank that saved were put back on rank %d as well: ranks that were "
+            "seeded apart have to be once more, after restore()",
+            dist.get_rank(),
+        )
 
 
 def _names(subject: Subject) -> list[tuple[str, str]]:

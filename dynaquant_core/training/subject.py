@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -11,11 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import ConfigError
-from dynaquant_core.state.compressed import is_compressed
 
-__all__ = ["Stateful", "Subject", "full_name", "named", "require_parts", "warn_of_strangers"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Stateful", "Subject", "full_name", "named", "require_parts"]
 
 Item = TypeVar("Item")
 
@@ -124,28 +120,6 @@ def require_parts(subject: Subject, names: str | Iterable[str]) -> frozenset[str
         has = f"the run has {', '.join(parts)}" if parts else "the run has no scheduler, scaler or extra"
         raise ConfigError(f"fresh: {', '.join(map(repr, strange))} is no part that may begin anew; {has}.")
     return frozenset(asked)
-
-
-def warn_of_strangers(subject: Subject) -> None:
-    """Says in the log that an optimizer trains what is no parameter of the models.
-
-    A model that was made again after its optimizer trains no more, which shows only after a crash.
-    """
-    models = subject.models.values()
-    own = {id(weight) for model in models for weight in model.parameters()}
-    groups = [group for optimizer in subject.optimizers.values() for group in optimizer.param_groups]
-    trained = [id(weight) for group in groups for weight in group["params"]]
-    other = sum(weight not in own for weight in trained)
-    if not other or any(map(is_compressed, models)):
-        return
-    whose = "the optimizer trains no parameter of the model"
-    if other < len(trained):
-        whose = f"{other} of {len(trained)} tensors that the optimizer trains are no parameters of the model"
-    logger.warning(
-        "%s, so that what it trains there is in no checkpoint: make it after the model, or pass every module "
-        "that it trains (model={...})",
-        whose,
-    )
 
 
 def named(one_or_many: Item | Mapping[str, Item] | None) -> dict[str, Item]:

@@ -12,6 +12,7 @@ from torch import nn
 import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.training.signals import SignalFlag
+from tests.training.models import EXACT, build, evaluate_net, train
 
 
 def test_a_signal_is_remembered_once_and_the_old_handler_comes_back():
@@ -104,6 +105,7 @@ def test_a_handler_over_ours_stays_and_reaches_the_one_before():
 CHILDREN = """
 import multiprocessing, os, signal, time
 from dynaquant_core.training.signals import SignalFlag
+from tests.training.models import EXACT, build, evaluate_net, train
 flag = SignalFlag("SIGTERM")
 fork = multiprocessing.get_context("fork")
 for pause in (0, 0.2):
@@ -156,3 +158,48 @@ def test_a_signal_before_an_error_of_the_loop_saves_nothing(tmp_path):
         os.kill(os.getpid(), signal.SIGUSR1)
         raise ZeroDivisionError
     assert checkpoints.store.steps() == []
+
+
+@pytest.mark.parametrize("where", ["step", "exit"])
+def test_a_signal_whose_save_failed_is_not_said_to_be_answered(tmp_path, caplog, where):
+    """A loop that ends when it is answered would throw everything since the last checkpoint away."""
+    model, optimizer = build()
+    checkpoints = dq.Checkpointer(
+        tmp_path / "run", model, optimizer, every=100, on_error="warn", save_on="SIGUSR1", **EXACT
+    )
+    with suppress(dq.SaveError), checkpoints:
+        train(model, optimizer, checkpoints, 1)
+        checkpoints.save()
+        checkpoints.wait()
+        if where == "exit":
+            train(model, optimizer, checkpoints, 1)
+        (tmp_path / "run").rename(tmp_path / "away")
+        (tmp_path / "run").write_text("no folder")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        if where == "step":
+            train(model, optimizer, checkpoints, 1)
+    assert checkpoints.requested_by is None
+    assert "is saved, the process goes on" not in caplog.text
+    assert "SIGUSR1 came, but step" in caplog.text
+
+
+def test_a_signal_in_the_last_save_leaves_the_threshold_of_that_one(tmp_path):
+    """The last checkpoint is used from its file: a second one within the run's threshold took its place."""
+    model, optimizer = build()
+
+    def evaluate():
+        if tight:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            tight.clear()
+        return evaluate_net(model)
+
+    tight = []
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, every=100, evaluate=evaluate, threshold=0.5, save_on="SIGUSR1"
+    ) as checkpoints:
+        train(model, optimizer, checkpoints, 3)
+        tight.append(1)
+        checkpoints.save(threshold=0.001)
+    assert checkpoints.requested_by == "SIGUSR1"
+    assert checkpoints.store.newest().degradation <= 0.001
+    assert len(list(tmp_path.glob("*.dq"))) == 1

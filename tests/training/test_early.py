@@ -1,0 +1,93 @@
+"""What would go wrong after hours of work is said at once."""
+
+from collections import defaultdict
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+import dynaquant_core as dq
+from dynaquant_core.errors import ConfigError
+from tests.training.models import EXACT, build, train
+
+
+class Kept:
+    """Something of a user's in ``extra``."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of this process."""
+    rendezvous = f"file://{tmp_path}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about a group of one without a device
+@pytest.mark.parametrize(
+    "share", [partial(FullyShardedDataParallel, device_id=torch.device("cpu")), fully_shard]
+)
+def test_a_sharded_model_is_refused_before_anything_is_asked_of_other_ranks(tmp_path, alone, share):
+    """Each rank would get the moments of the one that saved, or wait for ranks that do not save."""
+    inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    model = share(inner)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"is sharded .* alone or under DDP"):
+        dq.Checkpointer(
+            tmp_path / "run", nn.ModuleDict({"net": inner if model is None else model}), optimizer
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_whose_tensors_share_a_name_are_refused(tmp_path):
+    """The optimizer's state is by name: half of it was gone after a restore, without a word."""
+    models = {"a": nn.ModuleDict({"b": nn.Linear(2, 2)}), "a.b": nn.Linear(2, 2)}
+    with pytest.raises(ConfigError, match=r"under the name 'a\.b\.weight'"):
+        dq.Checkpointer(tmp_path, models)
+
+
+def test_a_wrapper_whose_own_tensor_hides_one_inside_is_refused(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._orig_mod = nn.Linear(2, 2)
+            self.weight = nn.Parameter(torch.ones(()))
+
+    with pytest.raises(ConfigError, match="under the name 'weight'"):
+        dq.Checkpointer(tmp_path, Scaled())
+
+
+def test_tied_tensors_share_names_as_they_like(tmp_path):
+    model = nn.ModuleDict({"a": nn.Linear(2, 2)})
+    model["b"] = torch.compile(model["a"], backend="eager")
+    dq.Checkpointer(tmp_path, {"x": model, "y": model}).close()
+
+
+def test_what_no_checkpoint_can_hold_is_said_after_the_first_step(tmp_path, caplog):
+    model, optimizer = build()
+    sampler = Kept({"seen": defaultdict(int)})
+    with dq.Checkpointer(tmp_path, model, optimizer, every=100, extra={"sampler": sampler}) as checkpoints:
+        train(model, optimizer, checkpoints, 1)
+        assert caplog.text.count("no checkpoint can be saved while this is so") == 1
+        assert "extra.sampler.seen" in caplog.text
+        train(model, optimizer, checkpoints, 2)
+        assert caplog.text.count("no checkpoint can be saved while this is so") == 1
+
+
+def test_what_can_be_saved_is_passed_over_in_silence(tmp_path, caplog):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=3, **EXACT) as checkpoints:
+        train(model, optimizer, checkpoints, 4)
+    assert caplog.text == ""
