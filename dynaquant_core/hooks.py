@@ -8,11 +8,14 @@ mutated during iteration".
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-__all__ = ["OwnedHooks", "leave", "take_off_what_was_left"]
+import torch
+
+__all__ = ["OwnedHooks", "leave", "take_off_what_was_left", "untraced"]
 
 
 class Removable(Protocol):
@@ -69,3 +72,18 @@ def take_off_what_was_left() -> None:
     with contextlib.suppress(IndexError):
         while True:
             _left.pop().remove()
+
+
+def untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, which a compiled step runs beside its graphs instead of making graphs of it.
+
+    The compiler's import takes a second: where nobody has imported it yet the hook stays as it is.
+
+    Example:
+        >>> untraced(print).__name__
+        'print'
+    """
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    alone: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return alone

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dynaquant_core.hooks import untraced
 from dynaquant_core.training.movement import Start, place_of
 
 __all__ = ["Begun"]
@@ -45,7 +46,9 @@ class Begun:
         self._weights = [weight for model in models for weight in model.parameters()]
         self._trained = {id(weight) for group in groups for weight in group["params"]}
         self._sample: Start | None = None
-        self._handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers]
+        self._handles = [
+            optimizer.register_step_pre_hook(untraced(self._before_step)) for optimizer in optimizers
+        ]
 
     def again(self) -> None:
         """Tells that a checkpoint was read: another life begins with the next step."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dynaquant_core.hooks import OwnedHooks
+from dynaquant_core.hooks import OwnedHooks, untraced
 from dynaquant_core.quantize.flat import FLOATS
 from dynaquant_core.training.pinned import PinnedCopies, local_shard
 
@@ -168,7 +168,7 @@ def _telling(collector: weakref.ref[GradientCollector]) -> Callable[..., None]:
         if held is not None:
             held.after_step(optimizer)
 
-    return tell
+    return untraced(tell)
 
 
 def moment_averages(

@@ -3,6 +3,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
 from dynaquant_core.training.names import parameter_names
@@ -222,3 +223,25 @@ def test_a_collector_that_was_given_up_is_forgotten():
     gc.collect()
     GradientCollector([optimizer], parameter_names({"": model})).close()
     assert not optimizer._optimizer_step_post_hooks, "whoever comes next takes it off"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own, of what the compiler imports
+def test_a_compiled_step_has_the_graphs_that_it_has_without_us():
+    """Our hook was compiled too: seven graphs in place of two, and warnings that point into it."""
+
+    def graphs(*, collected):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        weight = nn.Parameter(torch.ones(8))
+        optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1), momentum=0.9)
+        collector = GradientCollector([optimizer] if collected else [], {weight: ("weight",)})
+        collector.start()
+        step = torch.compile(lambda: optimizer.step(), backend=counter)
+        for _ in range(3):
+            weight.grad = torch.ones(8)
+            step()
+        assert bool(collector.averages()) == collected
+        collector.close()
+        return counter.frame_count
+
+    assert graphs(collected=True) == graphs(collected=False)
