@@ -12,10 +12,11 @@ def layers(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch
     def normal(*shape: int, scale: float) -> torch.Tensor:
         return (torch.randn(shape, generator=generator) * scale).to(dtype)
 
+    far = torch.rand(256, 64, generator=torch.Generator().manual_seed(seed)) < 0.01
     return {
         "wte.weight": normal(65, 64, scale=0.02),
         "attn.qkv.weight": normal(192, 64, scale=0.05),
-        "mlp.0.weight": normal(256, 64, scale=0.01) * (1 + 3 * (torch.rand(256, 64) < 0.01).to(dtype)),
+        "mlp.0.weight": normal(256, 64, scale=0.01) * (1 + 3 * far.to(dtype)),
         "mlp.2.weight": normal(64, 256, scale=0.4),
         "conv.weight": normal(32, 16, 3, 3, scale=0.001),
     }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from dynaquant_core.store import CheckpointStore
@@ -77,3 +81,11 @@ def checkpoint_files(path: Path) -> list[Path]:
 def leftovers(path: Path) -> list[str]:
     """Names of temporary files in a folder."""
     return sorted(file.name for file in path.glob("*.tmp-*"))
+
+
+def call_instead(patch: pytest.MonkeyPatch, name: str, function: Callable[..., Any]) -> None:
+    """A function in the place of one of `os`; for `pathlib` too, which has its own in Python 3.10."""
+    patch.setattr(os, name, function)
+    accessor = getattr(pathlib, "_NormalAccessor", None)
+    if accessor is not None and hasattr(accessor, name):
+        patch.setattr(accessor, name, staticmethod(function))

@@ -15,7 +15,7 @@ import pytest
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.store.commit import atomic_file, write_atomically
-from tests.store.kit import exact_store, filled, is_same, leftovers, small_state
+from tests.store.kit import call_instead, exact_store, filled, is_same, leftovers, small_state
 
 OPERATIONS = ("open", "write", "fsync", "replace", "unlink", "mkdir")
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -50,7 +50,7 @@ def faulty(number: int, *, at: int, lasting: bool) -> Iterator[Faults]:
     faults = Faults(number, at=at, lasting=lasting)
     with pytest.MonkeyPatch.context() as patch:
         for name in OPERATIONS:
-            patch.setattr(os, name, faults.wrap(name, getattr(os, name)))
+            call_instead(patch, name, faults.wrap(name, getattr(os, name)))
         yield faults
 
 
@@ -222,7 +222,7 @@ def test_the_order_in_which_a_save_becomes_durable(tmp_path: Path, monkeypatch: 
         return wrapper
 
     for name in OPERATIONS:
-        monkeypatch.setattr(os, name, recorded(name, getattr(os, name)))
+        call_instead(monkeypatch, name, recorded(name, getattr(os, name)))
     store = exact_store(path, keep_last=1, max_chain=0)
     store.save(1, small_state(1))
     made = ["mkdir new", f"fsync {tmp_path.name}", "mkdir store", "fsync new"]

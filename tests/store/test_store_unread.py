@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import dynaquant_core as dq
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.store.retention import kept, needed, retired
-from tests.store.kit import checkpoint_files, exact_store, filled, is_same, small_state
+from tests.store.kit import call_instead, checkpoint_files, exact_store, filled, is_same, small_state
 from tests.store.test_store_retention import File, folders, policies
 
 LOOKS = ("stat", "fstat", "preadv", "open")
@@ -58,7 +58,7 @@ def failing_look(at: int, where: Path) -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in LOOKS:
-            patch.setattr(os, name, wrap(name, getattr(os, name)))
+            call_instead(patch, name, wrap(name, getattr(os, name)))
         yield fired
 
 

@@ -20,7 +20,7 @@ from dynaquant_core.methods.lc import Lc
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.store.super_step import due
 from tests.kill_shim import report_of
-from tests.store.kit import checkpoint_files, is_same, leftovers
+from tests.store.kit import call_instead, checkpoint_files, is_same, leftovers
 from tests.store.merging import TWO, expected, lc_store, saved, state_of
 from tests.store.super_step_runner import SCENARIOS
 
@@ -263,7 +263,7 @@ def test_an_error_of_the_system_leaves_a_whole_store(
         return real(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, failing, refusing)
+        call_instead(patch, failing, refusing)
         saved(store, 50)
     assert calls > skipped
     told = "older files could not be removed" if failing == "unlink" else "the checkpoint is saved, but"
