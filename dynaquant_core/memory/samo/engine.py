@@ -274,6 +274,9 @@ class Engine:
         written = versions is not None and slot.master._version != versions[1]
         if reducer is None and not written and self._gathering.hold(slot):  # no layer that was cast or moved
             return
+        if reducer is None and slot.own:  # autograd's own gradient serves, and nothing held is of this layer
+            require_same_layer(slot)
+            return
         self.flush()
         require_same_layer(slot)
         if written:
@@ -286,7 +289,7 @@ class Engine:
         if reducer is not None:
             self._collector.collect(slot, reducing=True)
             reducer.ready(slot)
-        elif not slot.own:
+        else:
             self._collector.collect(slot, reducing=False)
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
