@@ -11,9 +11,12 @@ import torch
 from dynaquant_core import device_jit
 from dynaquant_core.quantize import cpu_path, seam, torch_path
 from dynaquant_core.quantize.buckets import BitBuckets
+from dynaquant_core.quantize.codebook import lookup
 from dynaquant_core.quantize.cut import Cut
 from dynaquant_core.quantize.lattice import torch_path as lattice_torch_path
+from dynaquant_core.quantize.rules import Rules
 from dynaquant_core.store import CheckpointStore
+from tests.memory.storages import Storages
 from tests.quantize.test_lattice import SEAM as LATTICE
 from tests.training.models import bits
 from tests.triton_here import device_side
@@ -122,6 +125,60 @@ def test_zeros_and_many_launches_are_counted_as_on_the_cpu(monkeypatch, path, va
         np.testing.assert_allclose(energy.sum(), values.double().square().sum().item(), rtol=1e-12)
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def peak_of(function, *given):
+    """(what a function gives, bytes that were held at once beside the tensors that it was given)."""
+    known = [one.untyped_storage() for one in given if isinstance(one, torch.Tensor)]
+    with Storages() as storages:
+        storages._known.update(known)
+        found = function(*given)
+    return found, storages.peak
+
+
+def require_equal_but_for_a_chunk(peaks):
+    """Of a tensor and one of twice its size."""
+    assert all(large < small + (1 << 13) for small, large in zip(*peaks, strict=True))
+
+
+SIZES = (1 << 16, 1 << 17)
+
+
+@pytest.mark.parametrize("side", ["device_path", "torch_path"])
+def test_a_lattice_that_nearly_all_values_escape_from_takes_chunks_of_memory(monkeypatch, lattice_path, side):
+    """Beside symbols and escapes themselves, which grow with the tensor."""
+    side = lattice_path if side == "device_path" else lattice_torch_path
+    monkeypatch.setattr(torch_path, "CHUNK", 1 << 13)
+    rule, limit, peaks = (np.float32(0.001), np.uint64(5)), np.float32(9), []
+    for size in SIZES:
+        values = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        symbols, out = np.empty(size, np.uint8), torch.empty(size)
+        escapes, coding = peak_of(side.quantise, values, *rule, symbols)
+        parts = [slice(start, start + (1 << 13)) for start in range(0, size, 1 << 13)]
+        pieces = [(part, int((symbols[: part.start] == 0).sum())) for part in parts]
+        _, decoding = peak_of(side.dequantise, symbols, escapes, *rule, limit, out, pieces)
+        assert escapes.size > 0.85 * size
+        assert (out - values).abs().max() <= 0.00051
+        peaks.append((coding - size - escapes.nbytes, decoding - size))
+    require_equal_but_for_a_chunk(peaks)
+
+
+def test_many_protected_weights_take_chunks_of_memory(monkeypatch, path):
+    monkeypatch.setattr(torch_path, "CHUNK", 1 << 13)
+    buckets, peaks = BitBuckets(6), []
+    levels = lookup(np.array([-0.05, 0.05]), buckets)
+    rules = Rules.of(Cut(protect_magnitude=0.1), buckets, levels, pruned=0)
+    for size in SIZES:
+        values = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        codes, out = np.empty(size, np.uint8), torch.empty(size)
+        kept, coding = peak_of(path.assign, values, None, buckets.cells, rules, codes)
+        exact = torch.from_numpy((kept.astype(np.uint32) << np.uint32(16)).view(np.float32))
+        _, decoding = peak_of(path.place, codes, torch.zeros(256), exact, out, [])
+        protected = values.abs() > 0.11
+        assert protected.sum() > 0.85 * size
+        assert torch.equal(out[protected], values[protected].bfloat16().float())
+        peaks.append((coding - 2 * size, decoding - size))  # the codes there, and here
+    require_equal_but_for_a_chunk(peaks)
 
 
 @pytest.mark.parametrize("method", ["lattice", "dynaquant"])
