@@ -54,7 +54,7 @@ def compiles(device: torch.device) -> bool:
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Inside, kernels are started on a device; Triton starts them on the one that is current."""
-    current = device.type != "cuda" or device.index in (None, torch.cuda.current_device())
+    current = device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device()
     return nullcontext() if current else torch.cuda.device(device)
 
 
