@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Final
 
 import torch
 
 from dynaquant_core.device_jit import fault
+from dynaquant_core.memory.samo.groups import RUN
 
 __all__ = ["agrees"]
 
 logger = logging.getLogger(__name__)
 
-#: Weights of a layer, and kept ones of a program.
-SIZE, RUN = 1500, 256
+#: Weights of a layer: several programs of the size that works, which Triton compiles kernels apart for.
+SIZE: Final = 2 * RUN + 500
 
 
 @cache
