@@ -9,16 +9,34 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 __all__ = ["compiles", "fault", "on"]
 
 logger = logging.getLogger(__name__)
+
+#: What a driver says where no memory is left, or where nothing works any more until the process ends.
+BROKEN: Final = (
+    "out of memory",
+    "illegal",
+    "misaligned address",
+    "launch failure",
+    "launch timed out",
+    "device-side assert",
+    "invalid program counter",
+    "hardware stack error",
+    "uncorrectable",
+    "context is destroyed",
+    "unknown error",
+)
+
+_trying = threading.Lock()  # two threads that ask first would both compile
 
 
 def compiles(device: torch.device) -> bool:
@@ -28,12 +46,15 @@ def compiles(device: torch.device) -> bool:
         >>> compiles(torch.device("cpu"))
         False
     """
-    return device.type == "cuda" and torch.version.hip is None and _tried(device)
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    with _trying:
+        return _tried(device)
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Inside, kernels are started on a device; Triton starts them on the one that is current."""
-    current = device.type != "cuda" or device.index in (None, torch.cuda.current_device())
+    current = device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device()
     return nullcontext() if current else torch.cuda.device(device)
 
 
@@ -51,9 +72,18 @@ def fault(attempt: Callable[[], str | None]) -> str | None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if str(error).startswith("CUDA error"):
+        if _of_the_device(str(error)):
             raise
         return f"{type(error).__name__}: {error}"
+
+
+def _of_the_device(message: str) -> bool:
+    """Whether an error says that memory is used up or a device is broken, in torch's words or Triton's.
+
+    Triton words what the driver says of a kernel's machine code alike.
+    """
+    triton = message.startswith("Triton Error [CUDA]")
+    return message.startswith("CUDA error") or (triton and any(word in message for word in BROKEN))
 
 
 @cache
@@ -65,7 +95,9 @@ def _tried(device: torch.device) -> bool:
     def probed() -> str | None:
         from dynaquant_core.device_probe import probe
 
-        return None if probe(device) else "the kernel that tries it gave wrong numbers"
+        with on(device):
+            right = probe(device)
+        return None if right else "the kernel that tries it gave wrong numbers"
 
     wrong = fault(probed)
     if wrong is not None:

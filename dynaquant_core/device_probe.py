@@ -22,17 +22,21 @@ def _try(values, sums, quotients, words, size: tl.constexpr):
 
 
 def probe(device: torch.device) -> bool:
-    """Whether sums, quotients, casts and long words are right; what Triton raises passes through."""
-    numbers = torch.arange(SIZE)
+    """Whether sums, quotients, casts and long words are right; what Triton raises passes through.
+
+    Args:
+        device: the current one.
+    """
+    numbers = torch.arange(SIZE, device="cpu")
     values = numbers.to(device, torch.bfloat16)
     sums = torch.zeros(SIZE, dtype=torch.float64, device=device)
     quotients = torch.zeros(SIZE, dtype=torch.float32, device=device)
     words = torch.zeros(8 * SIZE, dtype=torch.uint8, device=device)
-    with torch.cuda.device(device):
-        _try[(1,)](values, sums, quotients, words, size=SIZE, enable_fp_fusion=False)
+    _try[(1,)](values, sums, quotients, words, size=SIZE, enable_fp_fusion=False)
     keys = [number * 0x9E3779B97F4A7C15 % 2**64 for number in range(SIZE)]
+    three = torch.tensor(3.0, dtype=torch.float32, device="cpu")
     return (
         torch.equal(sums.cpu(), numbers.cumsum(0).double())
-        and torch.equal(quotients.cpu(), numbers.float() / torch.tensor(3.0))
+        and torch.equal(quotients.cpu(), numbers.float() / three)
         and bytes(words.tolist()) == b"".join(key.to_bytes(8, "little") for key in keys)
     )

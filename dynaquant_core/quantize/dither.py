@@ -20,14 +20,13 @@ from torch import Tensor
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.lazy import lazy
-from dynaquant_core.quantize import cpu_path, seam, torch_path
+from dynaquant_core.quantize import cpu_path, dither_torch, seam, torch_path
 from dynaquant_core.quantize.buckets import Buckets
 from dynaquant_core.quantize.codebook import FIRST_CENTRE, checked
-from dynaquant_core.quantize.cut import PROTECTED, PRUNED, Cut
+from dynaquant_core.quantize.cut import PRUNED, Cut
 from dynaquant_core.quantize.dither_kernels import add_places, settle
 from dynaquant_core.quantize.flat import as_float32, flatten, host_view
 from dynaquant_core.quantize.lattice import offset_kernels
-from dynaquant_core.quantize.lattice import torch_path as lattice_torch
 from dynaquant_core.quantize.lattice.offsets import as_key, scratch
 from dynaquant_core.threads import map_threads
 
@@ -139,10 +138,9 @@ def assign_dithered(
     side = seam.side(flat)
     if side is cpu_path:
         settle_on_cpu(flat, codes, levels, draws)
-    elif side is torch_path:
-        settle_in_torch(flat, codes, levels, draws)
     else:
-        side.settle(flat, codes, (levels.values, levels.gaps, levels.codes), draws)
+        tables = levels.values, levels.gaps, levels.codes
+        (dither_torch if side is torch_path else side).settle(flat, codes, tables, draws)
     return codes, protected
 
 
@@ -162,24 +160,6 @@ def settle_on_cpu(flat: Tensor, codes: NDArray[np.uint8], levels: Levels, draws:
             settle(codes[block], as_float32(array[block]), offsets, levels.values, levels.gaps, levels.codes)
 
     map_threads(work, cpu_path.shares(array.size))
-
-
-def settle_in_torch(flat: Tensor, codes: NDArray[np.uint8], levels: Levels, draws: Draws) -> None:
-    """The same as tensor operations on any device."""
-    device, last = flat.device, levels.values.size - 2
-    values, gaps, names = (
-        torch_path.on_device(table, device) for table in (levels.values, levels.gaps, levels.codes)
-    )
-    for part in torch_path.chunks(flat.numel()):
-        if isinstance(draws, int):
-            offsets = lattice_torch.offsets(as_key(draws), part, device)
-        else:
-            offsets = torch_path.on_device(draws[part], device)
-        weights = flat[part].to(torch.float32)
-        low = (torch.searchsorted(values, weights, right=True) - 1).clamp_(0, last)
-        drawn = names[low + (weights - values[low] > (offsets + 0.5) * gaps[low])]
-        before = torch_path.on_device(codes[part], device)
-        codes[part] = torch_path.to_host(torch.where(before == PROTECTED, before, drawn))
 
 
 def contexts(codes: NDArray[np.uint8], key: int, start: int = 0) -> NDArray[np.uint16]:

@@ -38,9 +38,9 @@ def side(tensor: Tensor) -> ModuleType:
         return cpu_path
     if not device_jit.compiles(tensor.device):
         return torch_path
-    from dynaquant_core.quantize.device import path, trial
+    from dynaquant_core.quantize.device import tried
 
-    return path if trial.agrees(tensor.device) else torch_path
+    return tried
 
 
 def histogram(values: Tensor, buckets: Buckets) -> NDArray[np.int64]:

@@ -117,12 +117,12 @@ def place(
     codes: NDArray[np.uint8], table: Tensor, protected: Tensor, out: Tensor, pieces: list[tuple[slice, int]]
 ) -> None:
     """See `cpu_path.place`; ``table`` and ``protected`` may be on the CPU."""
-    table, protected = table.to(out.device), protected.to(out.device)
+    table = table.to(out.device)
     for part, start in pieces:
         levels = on_device(codes[part], out.device)
         ones = levels == PROTECTED
         decoded = table[levels.to(torch.int64)]
-        decoded[ones] = protected[start : start + int(ones.sum())]
+        decoded[ones] = protected[start : start + int(ones.sum())].to(out.device)
         out[part] = decoded
 
 

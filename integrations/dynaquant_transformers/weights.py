@@ -64,7 +64,8 @@ def hollow(model: nn.Module) -> dict[str, Any]:
     if not _adapters(inner):
         return {}
     prefix = getattr(getattr(inner, "base_model", None), "prefix", None) or ""
-    return {name: value if prefix in name else torch.empty(0) for name, value in model.state_dict().items()}
+    empty = torch.empty(0, device="cpu")
+    return {name: value if prefix in name else empty for name, value in model.state_dict().items()}
 
 
 def put_weights(model: nn.Module, tree: Mapping[str, Any]) -> None:

@@ -48,10 +48,11 @@ class Rank:
 
     def two_optimizers(self):
         """One scaler, an optimizer a parameter, of torch's plain and fused ones."""
-        return {str(fused): self._two_optimizers(fused) for fused in (False, True)}
+        plain = {str(fused): self._two_optimizers(fused) for fused in (False, True)}
+        return {**plain, "looked at": self._two_optimizers(fused=False, looks=True)}
 
-    def _two_optimizers(self, fused):
-        """The gradient of "b" overflows in the first of four steps."""
+    def _two_optimizers(self, fused, looks=False):
+        """The gradient of "b" overflows in the first of four steps; somebody looks before optimizers step."""
         model = DistributedDataParallel(Two())
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         state = two_bit.register(model, 0.5, reduce="sum", scaler=scaler)
@@ -62,6 +63,9 @@ class Rank:
             b = torch.inf if step == 0 and self.rank == 1 else 0.7
             scaler.scale(model(full(0.7), full(b))).backward()
             for optimizer in own.values():
+                if looks:
+                    state.state_dict()
+                    copy.deepcopy(state)
                 scaler.step(optimizer)
             scaler.update()
         return {name: [first(item), first(state.residual(name))] for name, item in named}
@@ -75,9 +79,11 @@ class Rank:
         optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=1.0)
         for step in range(3):
             optimizer.zero_grad()
+            state.state_dict()
             strange = torch.inf if step == 1 else 0.7
             loss = one(full(0.7), full(0.7)) + other(full(strange), full(0.7))
             scaler.scale(loss).backward()
+            state.residual("a")  # of this model all was finite
             scaler.step(optimizer)
             scaler.update()
         return [first(one.module.a), first(state.residual("a"))]

@@ -16,7 +16,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts.split(), *more.split())
 
 
-@pytest.mark.parametrize("fused", ["False", "True"])
+@pytest.mark.parametrize("fused", ["False", "True", "looked at"])
 def test_a_scaler_that_skips_one_optimizer_takes_back_nothing_of_the_other(two, fused):
     """Weights have moved by what was given less what is held, for each parameter apart."""
     records = [record[fused] for record in two["two_optimizers"]]

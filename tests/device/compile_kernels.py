@@ -1,14 +1,16 @@
 """Compiles every kernel for a CUDA device that is not there, from the calls that would start it.
 
 Triton brings along all that it takes to make machine code of a kernel; only its start needs a device.  Run as
-a program, because tests have Triton interpret kernels.  Prints a JSON list: name, and whether anything is
-fused or flushed to zero in its code.
+a program, because tests have Triton interpret kernels.  Prints a JSON list: name, whether anything is
+fused or flushed to zero in its code, what tells its code from others, and whether it was compiled by a trial.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import re
 import sys
 from itertools import product
 from types import SimpleNamespace
@@ -23,6 +25,10 @@ PLACE = torch.device("cpu")
 WIDE = [torch.float32, torch.bfloat16, torch.float16]
 FLOATS = [*WIDE, torch.float64]
 SIZE = 5000
+
+#: One value, a multiple of 16, and none.
+SIZES = [1, SIZE + 8, SIZE]
+TRYING: list[str] = []
 COMPILED: list[dict[str, object]] = []
 
 
@@ -38,12 +44,44 @@ def pretend() -> None:
     def compiled(self, *args, warmup, **named):
         kernel = run(self, *args, warmup=True, **named)
         code = kernel.asm["ptx"]
-        COMPILED.append({"name": self.fn.__name__, "fused": "fma." in code, "flushed": ".ftz" in code})
+        lines = [line for line in code.splitlines() if not re.match(r"\s*(\.loc|//|\.file)", line)]
+        digest = hashlib.sha1("\n".join(lines).partition(".section")[0].encode()).hexdigest()
+        found = {
+            "name": self.fn.__name__,
+            "module": self.fn.__module__.removeprefix("dynaquant_core."),
+            "fused": "fma." in code,
+            "flushed": ".ftz" in code,
+        }
+        COMPILED.append({**found, "code": digest, "tried": bool(TRYING)})
 
     function.run = compiled
     torch.empty = torch.zeros
     torch.Tensor.new_empty = torch.Tensor.new_zeros
     torch.Tensor.pin_memory = lambda self: self
+
+
+def trusting(trial, name: str) -> None:
+    """Has a trial believe what kernels that were not started give."""
+    true = getattr(trial, name)
+
+    def right(*given):
+        TRYING.append(name)
+        try:
+            true(*given)
+        finally:
+            TRYING.pop()
+        return True
+
+    setattr(trial, name, right)
+
+
+def weights(dtype):
+    """Of all sizes; of the first dtype at an odd address too."""
+    for size in SIZES:
+        whole = torch.zeros(size + 1, dtype=dtype)
+        yield whole[:size]
+        if dtype == FLOATS[0]:
+            yield whole[1:]
 
 
 def compile_seam() -> None:
@@ -52,12 +90,20 @@ def compile_seam() -> None:
     from dynaquant_core.quantize.buckets import BitBuckets, LogBuckets
     from dynaquant_core.quantize.codebook import lookup, table
     from dynaquant_core.quantize.cut import NO_CUT, Cut
+    from dynaquant_core.quantize.device import trial
     from dynaquant_core.quantize.dither import Levels, assign_dithered
 
-    seam.side = lambda tensor: importlib.import_module("dynaquant_core.quantize.device.path")
-    centres, base = np.linspace(-1, 1, 9, dtype=np.float32), np.zeros(SIZE, np.uint8)
-    for dtype, buckets in product(FLOATS, (BitBuckets(6), LogBuckets(0.01))):
-        values, gradient = torch.zeros(SIZE, dtype=dtype), torch.zeros(SIZE)
+    trusting(trial, "_right")
+    seam.side = lambda tensor: importlib.import_module("dynaquant_core.quantize.device.tried")
+    centres = np.linspace(-1, 1, 9, dtype=np.float32)
+    cases = [
+        (values, one)
+        for dtype in FLOATS
+        for values in weights(dtype)
+        for one in (BitBuckets(6), LogBuckets(0.01))
+    ]
+    for values, buckets in cases:
+        dtype, gradient, base = values.dtype, torch.zeros(values.numel()), np.zeros(values.numel(), np.uint8)
         levels = lookup(centres, buckets)
         seam.histogram(values, buckets)
         seam.score_histogram(values, gradient, buckets.unsigned())
@@ -65,18 +111,22 @@ def compile_seam() -> None:
             seam.tally(values, gradient, cut, buckets, base, 3)
             codes, kept = seam.assign(values, gradient, cut, levels, buckets)
         seam.gather(codes, table(centres), kept, values)
-        for draws in (2**63 + 5, np.zeros(SIZE, np.float32)):
+        for draws in (2**63 + 5, np.zeros(values.numel(), np.float32)):
             assign_dithered(values, None, NO_CUT, Levels.of(centres, dtype, zero=True), buckets, draws)
 
 
 def compile_lattice() -> None:
     """Symbols and back."""
-    from dynaquant_core.quantize.lattice import device_path
+    from dynaquant_core.quantize.device import trial
+    from dynaquant_core.quantize.lattice import tried_path
 
+    trusting(trial, "_right")
+    step, none = np.float32(0.5), np.zeros(0, np.int32)
     for dtype, key in product(FLOATS, (np.uint64(3), np.uint64(2**64 - 3))):
-        values, symbols, step = torch.zeros(SIZE, dtype=dtype), np.ones(SIZE, np.uint8), np.float32(0.5)
-        device_path.quantise(values, step, key, symbols)
-        device_path.dequantise(symbols, np.zeros(0, np.int32), step, key, np.float32(9), values, [])
+        for values in weights(dtype):
+            symbols = np.ones(values.numel(), np.uint8)
+            tried_path.quantise(values, step, key, symbols)
+            tried_path.dequantise(symbols, none, step, key, np.float32(9), values, [])
 
 
 def compile_smaq() -> None:
@@ -102,13 +152,16 @@ def compile_smaq() -> None:
 
 
 def compile_samo() -> None:
-    """Pruned layers written to their places."""
-    from dynaquant_core.memory.samo import device_kernels
+    """Pruned layers written to their places, and gradients from theirs."""
+    from dynaquant_core.memory.samo import device_kernels, groups, trial
+
+    trusting(trial, "_right")
+    trial.agrees(PLACE)
 
     layers, blocks = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
     for dtype in WIDE:
         device_kernels.scatter(torch.zeros(SIZE), layers, blocks, dtype, 2048)
-    device_kernels.gather(torch.zeros(2, device_kernels.COLUMNS, dtype=torch.int64), 3, 0.5, 2048)
+    device_kernels.gather(torch.zeros(2, device_kernels.COLUMNS, dtype=torch.int64), 3, 0.5, groups.RUN)
 
 
 def compile_two_bit() -> None:

@@ -5,6 +5,7 @@ import json
 import sys
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory import samo
+from tests.memory.gathered import both, counted
 from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, gpt, loss_of, twin
+from tests.triton_here import why_not
 
 
 class Branches(nn.Module):
@@ -117,6 +120,35 @@ def with_unused_layers(rank):
     return sums
 
 
+def accumulated(rank):
+    """How many layers each launch compressed in passes without a reduction, and whether the ends are equal.
+
+    None where Triton cannot interpret the kernels.
+    """
+    if why_not() is not None:
+        return None
+    with pytest.MonkeyPatch.context() as patch:
+        launches = counted(patch)
+
+        def life():
+            torch.manual_seed(0)
+            narrow = [layer for _ in range(4) for layer in (nn.Linear(64, 4), nn.Linear(4, 64))]
+            model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), *narrow)
+            x = torch.randn(4, 64, generator=torch.Generator().manual_seed(rank))
+            optimizer = OPTIMIZERS["adamw"](model.parameters())
+            handle = samo.wrap(model, optimizer, sparsity=0.6, dtype=torch.float32)
+            for step in range(2):
+                with handle.no_sync():
+                    model(x + step).square().mean().backward()
+                model(x - step).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return list(model.parameters())
+
+        one, other = both(patch, life)
+    return launches, all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
 def with_different_masks(rank):
     model = nn.Linear(4, 4)
     before = model.weight.detach().clone()
@@ -193,6 +225,7 @@ def main(store, rank, ranks):
         "conv": against_ddp(conv, rank),
         "half": in_half(rank),
         "unused": with_unused_layers(rank),
+        "accumulated": accumulated(rank),
         "masks": with_different_masks(rank),
         "settings": with_different_settings(rank),
         "mistakes": with_a_mistake_on_one_rank(rank),

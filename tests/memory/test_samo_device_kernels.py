@@ -15,6 +15,7 @@ from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory import samo
 from dynaquant_core.memory.samo import expansion
 from tests.memory.samo_nets import OPTIMIZERS, conv, gpt, loss_of
+from tests.memory.storages import Storages
 from tests.triton_here import require_interpreter
 
 KERNELS = "dynaquant_core.memory.samo.device_kernels"
@@ -251,3 +252,38 @@ def test_the_kernel_that_gathers_is_tried_before_any_gradient_is_given_to_it(
     assert bool(handle.engine._gathering._layers) == (not broken)
     assert sum("samo: the kernel" in record.getMessage() for record in caplog.records) == broken
     trial.agrees.cache_clear()
+
+
+class Allocated(Storages):
+    """Remembers how many bytes lie at each address that a tensor has got."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = {}
+
+    def _saw(self, storage):
+        super()._saw(storage)
+        self.at[storage.data_ptr()] = storage.nbytes()
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_the_trial_writes_into_its_own_memory_whatever_the_default_dtype_is(compiling, monkeypatch, default):
+    """The kernel writes float32 at an address, and what lies behind it may be a user's weights."""
+    from dynaquant_core.memory.samo import trial
+
+    true, found = compiling.gather, []
+    with Allocated() as memory:
+
+        def gather(layers, *rest):
+            found.extend(memory.at[out] - 4 * kept for _, _, _, out, _, kept, _ in layers.tolist())
+            assert min(found) >= 0
+            true(layers, *rest)
+
+        monkeypatch.setattr(compiling, "gather", gather)
+        former = torch.get_default_dtype()
+        torch.set_default_dtype(default)
+        try:
+            assert trial.agrees.__wrapped__(torch.device("cpu"))
+        finally:
+            torch.set_default_dtype(former)
+    assert len(found) == 12

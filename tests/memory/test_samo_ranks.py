@@ -6,6 +6,7 @@ import os
 import pytest
 
 from tests.programs import Program
+from tests.triton_here import require_interpreter
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def told(tmp_path_factory):
     processes = [
         Program(
             ["-m", "tests.memory.samo_ranks", store, rank, 2],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "DYNAQUANT_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "DYNAQUANT_THREADS": "1", "TRITON_INTERPRET": "1"},
         )
         for rank in range(2)
     ]
@@ -40,6 +41,15 @@ def test_layers_that_some_ranks_or_none_used(told):
     assert first == second
     assert None not in first[:2]
     assert first[2] is None
+
+
+def test_passes_without_a_reduction_compress_many_layers_at_a_time(told):
+    """Biases, which have no mask and stay with autograd, are between them in float32."""
+    require_interpreter()
+    for one in told:
+        launches, same = one["accumulated"]
+        assert same
+        assert launches == [9, 9]
 
 
 def test_what_would_shape_other_buckets_is_one_error_on_all_ranks(told):

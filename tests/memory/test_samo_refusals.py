@@ -10,6 +10,7 @@ from torch import nn
 
 from dynaquant_core.errors import ConfigError, GradientError, StateMismatchError
 from dynaquant_core.memory import samo
+from dynaquant_core.memory.samo import casts, engine, expansion, gathering
 
 
 def net(*, bias: bool = True) -> nn.Sequential:
@@ -216,3 +217,86 @@ def test_a_state_that_was_loaded_before_wrap_is_named():
     dense.load_state_dict(optimizer.state_dict())
     with pytest.raises(ConfigError, match=r"saved under samo.wrap: wrap first, then load it"):
         samo.wrap(fresh, dense, dtype=torch.float32)
+
+
+# -- no memory left ------------------------------------------------------------------------------
+
+#: What takes memory while a pair is wrapped, in the order in which it does.
+HUNGRY = {
+    "the kernel's trial": (engine, "try_kernels"),
+    "the cast": (casts.Cast, "_turn"),
+    "gradients": (engine, "buckets_of"),
+    "moments": (engine, "swap_in"),
+    "tables": (gathering.Gathering, "__init__"),
+    "expansion": (expansion.Expansion, "run"),
+}
+
+
+def out_of_memory(monkeypatch, where):
+    """There, when half of it is done."""
+    owner, name = HUNGRY[where]
+    true = getattr(owner, name)
+
+    def fails(*given, **named):
+        if name in ("_turn", "swap_in"):
+            true(*given, **named)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(owner, name, fails)
+
+
+def bits_of_pair(model, optimizer):
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    return weights, copy.deepcopy(optimizer.state_dict()["state"]), [one.grad for one in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("where", HUNGRY)
+def test_a_wrap_that_finds_no_memory_leaves_a_pair_that_trains_and_can_be_wrapped(monkeypatch, where, dtype):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stepped(model, optimizer)
+    model(torch.ones(1, 8)).sum().backward()  # an accumulation
+    weights, state, gradients = bits_of_pair(model, optimizer)
+    with monkeypatch.context() as patch:
+        out_of_memory(patch, where)
+        with pytest.raises(torch.OutOfMemoryError):
+            samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype)
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    after, moments, now = bits_of_pair(model, optimizer)
+    for number, entry in state.items():
+        assert all(torch.equal(value, moments[number][key]) for key, value in entry.items())
+    assert all(one is other for one, other in zip(gradients, now, strict=True))
+    rounded = dtype != torch.float32 and where != "the kernel's trial"
+    for name, weight in weights.items():
+        assert torch.allclose(after[name], weight, rtol=2.0**-8 if rounded else 0, atol=0)
+    stepped(model, optimizer, steps=1)
+    assert all((one != weights[name]).any() for name, one in model.named_parameters())
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype)
+    before = handle.engine.slots[0].master.detach().clone()
+    stepped(model, optimizer, steps=1)
+    assert (handle.engine.slots[0].master != before).any()
+
+
+def test_a_ticket_that_finds_no_memory_leaves_a_dense_pair(monkeypatch):
+    model = net().bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    handle = samo.wrap(model, optimizer, pruner=samo.EarlyBird(window=1), dtype=torch.bfloat16)
+    inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    model(inputs).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model(inputs).square().sum().backward()
+    waiting = handle.engine.pending()
+    with monkeypatch.context() as patch:
+        out_of_memory(patch, "tables")
+        assert not handle.end_epoch()
+        with pytest.raises(torch.OutOfMemoryError):
+            handle.end_epoch()
+    for name, one in model.named_parameters():
+        assert torch.equal(one.grad, waiting[name].bfloat16())
+        assert {value.dtype for key, value in optimizer.state[one].items() if key != "step"} == {one.dtype}
+    before = model[0].weight.detach().clone()
+    optimizer.step()
+    assert (model[0].weight != before).any()
+    samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.bfloat16)

@@ -194,7 +194,7 @@ def test_a_model_trains_with_its_maps_packed_by_them():
 class NoCompiler:
     """A device whose kernels cannot be compiled."""
 
-    type = "cuda"
+    type, index = "cuda", None
 
 
 def test_without_a_compiler_it_is_said_once_and_torch_serves(monkeypatch, caplog):

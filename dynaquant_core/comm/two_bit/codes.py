@@ -127,7 +127,7 @@ def encode(residual: Tensor, gradient: Tensor, above: float, below: float) -> Te
         return device_kernels.encode(residual, wide.contiguous(), above, below)
     values = values.float()
     if residual.device.type == "cpu":
-        packed = torch.empty(packed_bytes(residual.numel()), dtype=torch.uint8)
+        packed = torch.empty(packed_bytes(residual.numel()), dtype=torch.uint8, device="cpu")
         _encode_on_host(residual.numpy(), values.contiguous().numpy(), above, below, packed.numpy())
         return packed
     return encode_by_torch(residual, values, above, below)
@@ -173,7 +173,7 @@ def decode_sum(gathered: Tensor, count: int, above: float, below: float, divisor
         return device_kernels.decode_sum(rows, count, above, below, divisor)
     if gathered.device.type != "cpu":
         return decode_by_torch(gathered, count, above, below, divisor)
-    out = torch.empty(gathered.shape[1] * IN_BYTE, dtype=torch.float32)
+    out = torch.empty(gathered.shape[1] * IN_BYTE, dtype=torch.float32, device="cpu")
     table, values, codes = _table(above, below), out.numpy(), gathered.numpy()
 
     def work(part: slice) -> None:

@@ -102,7 +102,7 @@ class TwoBitState:
         known = self._residuals.by_name
         found = name if name in known else bare_name(name)
         require(found in known, f"two_bit: no parameter {name!r} is trained; {nearest(found, known)}")
-        self._settle()
+        self._look()
         return known[found]
 
     def exchange(self, bucket: Bucket) -> Future[Tensor]:
@@ -129,7 +129,7 @@ class TwoBitState:
 
     def state_dict(self) -> dict[str, Any]:
         """The residual of this rank: a tree that a checkpoint can hold, its tensors the live ones."""
-        self._settle()
+        self._look()
         return state_of(self.rank, self.ranks, self.step, self.settings.reduce, self._residuals)
 
     def check_state_dict(self, state: Any) -> None:
@@ -150,12 +150,12 @@ class TwoBitState:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without what ties it to its job."""
-        self._settle()
+        self._look()
         return {key: value for key, value in self.__dict__.items() if key not in TIES}
 
-    def _settle(self) -> None:
+    def _look(self) -> None:
         if self.attached:
-            self._steps.settle()
+            self._steps.look()
 
     def _name(self, parameter: Parameter) -> str:
         if parameter not in self._names:
@@ -202,6 +202,9 @@ class TwoBitState:
         self.bytes_handed_in += handed.numel()
 
         def decode(gathered: Tensor) -> Tensor:
+            for one in (*kept.values(), *there.values()):
+                if one.is_cuda:  # a stream of the future's reads them, and backward's may take their memory
+                    one.record_stream(torch.cuda.current_stream(one.device))
             self._receive(gathered[:, : layout.bytes], sent, buffer, scale)
             by_any = gathered[:, layout.bytes :].any(0).tolist() if kept else []
             idle = {
@@ -224,6 +227,7 @@ class TwoBitState:
 
     def _receive(self, gathered: Tensor, sent: Sent, buffer: Tensor, scale: float) -> None:
         """Adds up what has arrived, uint8[ranks, bytes], into ``buffer``."""
+        sent.give_again()  # somebody may have looked while this was under way
         divisor = self.settings.divisor(self.ranks)
         total = sent.layout.decode_sum(gathered, divisor)
         if scale != 1.0:

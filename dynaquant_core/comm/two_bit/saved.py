@@ -82,8 +82,9 @@ def redistribute(
     reduce = reduce or states[0].get("reduce", "mean")
     share = 1.0 / (len(states) if reduce == "mean" else ranks)
     first = states[0]["parameters"]
+    nothing = torch.zeros((), device="cpu")
     totals = {
-        name: sum((state["parameters"][name]["residual"].double() for state in states), torch.zeros(()))
+        name: sum((state["parameters"][name]["residual"].double() for state in states), nothing)
         for name in first
     }
     parameters = {name: (total * share).float() for name, total in totals.items()}

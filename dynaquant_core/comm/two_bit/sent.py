@@ -51,6 +51,7 @@ class Sent:
         parts: each parameter, its version when it was sent, where it begins in the bucket, its elements.
         rounding: float32[n], what this rank has taken over of what arrived rounded; None: nothing.
         arrived: bool[], whether all that came back is finite; None: it is still under way.
+        before: float32[n], the residual before what was sent was taken back; None: it was not.
     """
 
     layout: Layout
@@ -59,6 +60,7 @@ class Sent:
     parts: Sequence[tuple[Parameter, int, int, int]]
     rounding: Tensor | None = None
     arrived: Tensor | None = None
+    before: Tensor | None = None
 
     def leave_out(self, idle: Sequence[bool]) -> None:
         """Notes, a parameter each, that nothing was sent for some: their residuals have never changed."""
@@ -70,7 +72,7 @@ class Sent:
     def take_back(self, stepped: Collection[int]) -> None:
         """Puts what was sent for parameters that were not stepped since into the residual again.
 
-        What was not finite had left nothing there.
+        What was not finite had left nothing there.  `give_again` undoes it.
 
         Args:
             stepped: ids of parameters that were stepped, at least those whose version does not tell.
@@ -81,7 +83,14 @@ class Sent:
         for parameter, version, begin, count in self.parts:
             if parameter._version != version or id(parameter) in stepped:
                 back[begin : begin + count] = 0.0
+        self.before = self.residual.clone()
         self.residual.add_(back)
+
+    def give_again(self) -> None:
+        """Undoes `take_back`, to the bit."""
+        if self.before is not None:
+            self.residual.copy_(self.before)
+            self.before = None
 
 
 @final
@@ -109,7 +118,8 @@ class Steps:
 
     def begin(self) -> None:
         """A new step: the last one is settled."""
-        self.settle()
+        self.look()
+        self.forget()
         self.scale = self._now()
 
     def add(self, sent: Sent) -> None:
@@ -117,16 +127,21 @@ class Steps:
         if self.scaled:
             self._sent.append(sent)
 
-    def settle(self) -> None:
-        """Takes back what was sent in the last step where the scaler has skipped it."""
+    def look(self) -> None:
+        """Takes back what was sent in the last step where the scaler has skipped it, as far as is known.
+
+        Somebody may look between a backward pass and its optimizers' steps: what they step then was given
+        after all, and what the scaler skips then was not, so the next look decides anew.
+        """
+        for sent in self._sent:
+            sent.give_again()
         finite = all(sent.arrived is None or bool(sent.arrived) for sent in self._sent)
         if self._sent and (not finite or self._now() < self.scale):
             for sent in self._sent:
                 sent.take_back(self._stepped)
-        self.forget()
 
     def forget(self) -> None:
-        """Whatever was sent is settled."""
+        """Whatever was sent is settled as it was last seen."""
         self._sent.clear()
         self._stepped.clear()
 

@@ -49,7 +49,11 @@ class Cast:
         self._parameters: list[tuple[nn.Parameter, torch.dtype]] = []
         self._buffers: list[tuple[nn.Module, str, torch.dtype]] = []
         self._handles: list[RemovableHandle] = []
-        self._turn(dtype)
+        try:
+            self._turn(dtype)
+        except BaseException:  # no memory for one of them
+            self.undo()
+            raise
         if dtype != torch.float32:
             # No bound methods: a deep copy of the model must not copy what is behind them.
             before, after = partial(_cast_in, dtype), partial(_cast_out)

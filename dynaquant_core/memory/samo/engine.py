@@ -18,7 +18,7 @@ from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.samo.casts import Cast
 from dynaquant_core.memory.samo.expansion import Expansion
 from dynaquant_core.memory.samo.finite import all_finite
-from dynaquant_core.memory.samo.gathering import Gathering
+from dynaquant_core.memory.samo.gathering import Gathering, try_kernels
 from dynaquant_core.memory.samo.gradients import Collector
 from dynaquant_core.memory.samo.guard import (
     culprit,
@@ -30,7 +30,7 @@ from dynaquant_core.memory.samo.guard import (
 from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
 from dynaquant_core.memory.samo.slots import Slot, buckets_of, masters_of
-from dynaquant_core.memory.samo.swap import swap_in, swap_out
+from dynaquant_core.memory.samo.swap import recast, remembered, swap_in, swap_out
 from dynaquant_core.memory.samo.unchanged import Unchanged
 from dynaquant_core.memory.samo.zeroing import Zeroing
 
@@ -72,17 +72,32 @@ class Engine:
         group: dist.ProcessGroup | None,
     ) -> None:
         self.model, self.optimizer, self.dtype = model, optimizer, dtype
+        parameters = names_of(model)
+        try_kernels(parameters.values())
         self.skipped = self.temporary = 0
         self.loaded: dict[str, Tensor] = {}
         self.syncing = True
         self._turn = RLock()  # hooks run outside of autograd's own lock, on as many threads as run backward
         self._skips = loss_scale is not None
-        parameters = names_of(model)
         self.copies = copies = dtype != torch.float32 or loss_scale is not None
         trained = {name: parameters[name] for name in names}
         self.slots, self.masters = masters_of(trained, masks, copies=copies)
         waiting = {slot.name: slot.param.grad for slot in self.slots if slot.param.grad is not None}
+        put_back = remembered(optimizer)
+        self._handles: list[Any] = []
         self._cast = Cast(model, dtype)
+        try:
+            self._take(loss_scale, group, waiting)
+        except BaseException:  # no memory left, as a rule
+            self._give_back(put_back, waiting)
+            raise
+        self._zeroing = Zeroing(model, self._apart)
+
+    def _take(
+        self, loss_scale: float | None, group: dist.ProcessGroup | None, waiting: Mapping[str, Tensor]
+    ) -> None:
+        """All that may fail once the model is cast; what cannot be taken back exactly comes last."""
+        model, optimizer = self.model, self.optimizer
         self.buckets = buckets_of(slot for slot in self.slots if group is not None or not slot.own)
         self._collector = Collector(loss_scale or 1.0)
         self._reducer = None if group is None else self._reducing(group)
@@ -94,10 +109,9 @@ class Engine:
             slot.param.grad = None
         self._unchanged = Unchanged(model, self.slots)
         self._expansion = Expansion(self.slots, self.masters)
-        self.expand()
         self.receive(waiting)
-        self._zeroing = Zeroing(model, self._apart)
-        self._handles: list[Any] = [
+        self.expand()
+        self._handles += [
             # A compiled step runs them between its graphs: nothing here can be part of one.
             optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),  # type: ignore[no-untyped-call]
             optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),  # type: ignore[no-untyped-call]
@@ -107,6 +121,21 @@ class Engine:
                 param: Any = slot.param
                 hook = partial(_on_gradient, weakref.ref(self), place)
                 self._handles.append(param.register_post_accumulate_grad_hook(hook))
+
+    def _give_back(self, put_back: Callable[[], None], waiting: Mapping[str, Tensor]) -> None:
+        """Model and optimizer as they were: moments exactly, and weights where the mask keeps them.
+
+        The others are what the cast's rounding left, or zero where expanding them is what failed.
+        """
+        for handle in self._handles:
+            handle.remove()
+        self._cast.undo()
+        put_back()
+        for slot in self.slots:
+            if not slot.own:
+                with torch.no_grad():
+                    slot.refill(slot.param)
+                slot.param.grad = waiting.get(slot.name)
 
     def remove(self, *, ending: bool = True) -> None:
         """Hooks off; model and optimizer dense again, zeros where it is pruned.
@@ -126,6 +155,12 @@ class Engine:
                 if not slot.own:
                     slot.spread(slot.master, slot.param)
         swap_out(self.optimizer, self.slots, own_dtype=ending)
+        if ending:
+            self.finish(waiting)
+
+    def finish(self, waiting: Mapping[str, Tensor]) -> None:
+        """The end after a `remove`, also of one that another engine was to follow: dtypes, gradients."""
+        recast(self.optimizer, self.slots)
         for slot in self.slots:
             if not slot.own and slot.name in waiting:
                 slot.param.grad = waiting[slot.name].to(slot.param.dtype)
@@ -239,6 +274,9 @@ class Engine:
         written = versions is not None and slot.master._version != versions[1]
         if reducer is None and not written and self._gathering.hold(slot):  # no layer that was cast or moved
             return
+        if reducer is None and slot.own:  # autograd's own gradient serves, and nothing held is of this layer
+            require_same_layer(slot)
+            return
         self.flush()
         require_same_layer(slot)
         if written:
@@ -251,7 +289,7 @@ class Engine:
         if reducer is not None:
             self._collector.collect(slot, reducing=True)
             reducer.ready(slot)
-        elif not slot.own:
+        else:
             self._collector.collect(slot, reducing=False)
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -67,15 +67,14 @@ class _Pruned:
     def write(self) -> int:
         if self.table is not None:
             self.table.follow()
-        else:
-            for slot in self.slots:
-                flat_view(slot.param)  # raises where a storage is shorter than its parameter
-        torch._foreach_zero_([slot.param for slot in self.slots])
-        if self.table is not None:
+            torch._foreach_zero_([slot.param for slot in self.slots])
             self.table.write(self.dtype)
             return 0
+        for slot in self.slots:
+            flat_view(slot.param)  # raises where a storage is shorter than its parameter
         flat = self.memory.flat
-        half = flat.to(self.dtype)
+        half = flat.to(self.dtype)  # while there is no memory for it, nothing is zeroed
+        torch._foreach_zero_([slot.param for slot in self.slots])
         for slot in self.slots:
             assert slot.index is not None
             offset = self.memory.offsets[slot.name]

@@ -20,7 +20,7 @@ from dynaquant_core.memory.samo.groups import DTYPES, Device, Layer
 from dynaquant_core.memory.samo.places import memory_order
 from dynaquant_core.memory.samo.slots import Slot
 
-__all__ = ["Gathering"]
+__all__ = ["Gathering", "try_kernels"]
 
 _STRIDED: Final = torch.strided
 
@@ -82,6 +82,16 @@ class Gathering:
             for group in device.living():
                 if group.task == task or group.thread == get_ident():
                     group.flush()
+
+
+def try_kernels(parameters: Iterable[Tensor]) -> None:
+    """Tries the kernel on every device on which there is a parameter, once in a process.
+
+    Raises what `device_jit.fault` raises: it is for the caller to ask before anything is changed.
+    """
+    for device in {parameter.device for parameter in parameters}:
+        if device_jit.compiles(device):
+            trial.agrees(device)
 
 
 def _takes(slot: Slot) -> bool:

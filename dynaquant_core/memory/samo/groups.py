@@ -19,13 +19,13 @@ from torch.autograd import Variable
 
 from dynaquant_core.memory.samo.slots import BUCKET_BYTES, Slot
 
-__all__ = ["DTYPES", "Device", "Group", "Layer"]
+__all__ = ["DTYPES", "RUN", "Device", "Group", "Layer"]
 
 #: Of dense gradients that the kernel reads, in the order of its numbers.
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 
 #: Kept weights that one program of the kernel compresses.
-_RUN: Final = 2048
+RUN: Final = 2048
 
 #: A group's limit is this part of all dense gradients, if no layer is larger.
 _PART: Final = 16
@@ -62,7 +62,7 @@ class Layer:
         self.element = DTYPES.index(param.dtype)
         self.index = 0 if slot.index is None else slot.index.data_ptr()
         self.memory = slot.gradient if param.dtype == torch.float32 else None
-        self.kept, self.runs = slot.kept, -(-slot.kept // _RUN)
+        self.kept, self.runs = slot.kept, -(-slot.kept // RUN)
         self.nbytes = param.numel() * param.element_size()
 
 
@@ -146,7 +146,7 @@ class Device:
 
             pinned = self.where.type == "cuda"  # then sending it waits for nothing
             table = torch.tensor(rows, dtype=torch.int64, device="cpu", pin_memory=pinned).view(-1, COLUMNS)
-            gather(table.to(self.where, non_blocking=True), programs, self._inverse, _RUN)
+            gather(table.to(self.where, non_blocking=True), programs, self._inverse, RUN)
         for slot, out in made:
             slot.master.grad = out
 

@@ -143,8 +143,12 @@ class Samo:
             return
         require_movable(self.optimizer, self.engine.slots)
         self.engine.follow_writes()
-        self._ended = True
         self.engine.remove()
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing of SAMO is left on model and optimizer."""
+        self._ended = True
         vars(self.optimizer).pop(COPY, None)
         for handle in self._handles:
             handle.remove()
@@ -157,7 +161,12 @@ class Samo:
         former, pending = self.engine, self.engine.pending()
         self._skipped += former.skipped
         former.remove(ending=False)
-        self.engine = Engine(self.model, self.optimizer, self._names, masks, **self._settings)
+        try:
+            self.engine = Engine(self.model, self.optimizer, self._names, masks, **self._settings)
+        except BaseException:  # the former engine is off: they are a dense pair again, and are to be one
+            former.finish(pending)
+            self._end()
+            raise
         self.engine.take_over(former)
         self.engine.receive(pending)
 

@@ -149,7 +149,8 @@ class Reducer:
 
     def _finish(self) -> None:
         for bucket in self._buckets[len(self._launched) :]:
-            bucket.flags.copy_(torch.tensor([float(self._has(slot, bucket)) for slot in bucket.slots]))
+            has = [float(self._has(slot, bucket)) for slot in bucket.slots]
+            bucket.flags.copy_(torch.tensor(has, device="cpu"))
             self._send(bucket)
         for work in self._launched:
             work.wait()

@@ -13,7 +13,15 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from dynaquant_core.memory.samo.places import compress, expand, flat_view, index_of, like_memory, memory_order
+from dynaquant_core.memory.samo.places import (
+    compress,
+    expand,
+    fill,
+    flat_view,
+    index_of,
+    like_memory,
+    memory_order,
+)
 
 __all__ = ["BUCKET_BYTES", "Bucket", "Masters", "Slot", "buckets_of", "masters_of"]
 
@@ -72,6 +80,13 @@ class Slot:
             into.detach().copy_(values)
         else:
             expand(values.to(into.dtype), self.index, flat_view(into))
+
+    def refill(self, into: Tensor) -> None:
+        """Writes the master to its places in a tensor that lies in memory as the parameter does."""
+        if self.index is None:
+            into.detach().copy_(self.master.detach())
+        else:
+            fill(self.master.detach().to(into.dtype), self.index, flat_view(into))
 
     def take(self, gradient: Tensor) -> None:
         """grad16 = what is kept of a dense gradient."""

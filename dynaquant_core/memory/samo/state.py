@@ -166,7 +166,7 @@ def _mask(layer: Mapping[str, Any], slot: Slot) -> Tensor:
             f"{LEFT}"
         )
     marks = np.unpackbits(bits.cpu().numpy(), count=size).astype(np.bool_)
-    mask = torch.empty_strided(slot.param.shape, slot.param.stride(), dtype=torch.bool)
+    mask = torch.empty_strided(slot.param.shape, slot.param.stride(), dtype=torch.bool, device="cpu")
     flat_view(mask).copy_(torch.from_numpy(marks))
     return mask.to(slot.param.device)
 

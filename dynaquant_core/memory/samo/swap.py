@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -12,7 +12,15 @@ from torch.optim import Optimizer
 from dynaquant_core.config import require
 from dynaquant_core.memory.samo.slots import Slot
 
-__all__ = ["moments_of", "require_movable", "require_optimizer", "swap_in", "swap_out"]
+__all__ = [
+    "moments_of",
+    "recast",
+    "remembered",
+    "require_movable",
+    "require_optimizer",
+    "swap_in",
+    "swap_out",
+]
 
 #: What optimizers count with: one number whatever the parameter's shape, and in float32.
 COUNTS: Final = frozenset({"step", "mu_product", "eta", "mu"})
@@ -119,6 +127,24 @@ def swap_in(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
     _forget_sizes(optimizer)
 
 
+def remembered(optimizer: Optimizer) -> Callable[[], None]:
+    """What puts an optimizer's parameters and state back as they are now, undoing a `swap_in` or half of one.
+
+    It holds what is there, and needs no memory to put it back.
+    """
+    groups = [list(group["params"]) for group in optimizer.param_groups]
+    state = dict(optimizer.state)
+
+    def put_back() -> None:
+        for group, params in zip(optimizer.param_groups, groups, strict=True):
+            group["params"][:] = params
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        _forget_sizes(optimizer)
+
+    return put_back
+
+
 def swap_out(optimizer: Optimizer, slots: Iterable[Slot], *, own_dtype: bool = True) -> None:
     """Undoes `swap_in`: dense state, zero where weights are pruned.
 
@@ -138,6 +164,12 @@ def swap_out(optimizer: Optimizer, slots: Iterable[Slot], *, own_dtype: bool = T
                 slot.spread(value, dense)
                 entry[key] = dense
     _forget_sizes(optimizer)
+
+
+def recast(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
+    """Gives the moments of dense parameters their parameter's dtype; those that have it stay."""
+    for slot in slots:
+        _recast(optimizer, slot.param)
 
 
 def _forget_sizes(optimizer: Optimizer) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Final
 
 import torch
 
 from dynaquant_core.device_jit import fault
+from dynaquant_core.memory.samo.groups import RUN
 
 __all__ = ["agrees"]
 
 logger = logging.getLogger(__name__)
 
-#: Weights of a layer, and kept ones of a program.
-SIZE, RUN = 1500, 256
+#: Weights of a layer: several programs of the size that works, which Triton compiles kernels apart for.
+SIZE: Final = 2 * RUN + 500
 
 
 @cache
@@ -43,11 +45,11 @@ def _right(device: torch.device) -> bool:
     held, expected, found = [], [], []
     index = torch.arange(0, SIZE, 3, dtype=torch.int32, device=device)
     for kind, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32)):
-        dense = torch.linspace(-3000, 3000, SIZE, device=device).to(dtype)
+        dense = torch.linspace(-3000, 3000, SIZE, dtype=torch.float32, device=device).to(dtype)
         for pruned in (True, False):
             kept = dense[index.long()] if pruned else dense
             for adding in (True, False):
-                out = torch.linspace(-1, 1, kept.numel(), device=device)
+                out = torch.linspace(-1, 1, kept.numel(), dtype=torch.float32, device=device)
                 new = kept.to(torch.float32) * inverse  # exact, so that a fused addition is the same
                 expected.append(out + new if adding else new)
                 address = index.data_ptr() if pruned else 0

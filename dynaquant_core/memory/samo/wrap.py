@@ -72,6 +72,8 @@ def wrap(
     Raises:
         ConfigError: an argument, a mask, a parameter or the optimizer does not fit, on this rank or another;
             nothing was changed.
+        torch.OutOfMemoryError: there is no memory for it; model and optimizer go on as they were (weights
+            that were to be pruned may be rounded to ``dtype`` by then).
 
     Example:
         >>> model = nn.Linear(8, 4)

@@ -146,7 +146,9 @@ class PackedCodes(_Known):
         levels, sizes = self.form.levels, chunk_sizes(self.count)
         counts = self.counts.numpy()
         good = counts.shape == sizes.shape and bool(((counts >= 0) & (counts <= sizes)).all())
-        runs = Runs.of(self.counts if good else torch.zeros(len(sizes), dtype=torch.int16), self.count)
+        runs = Runs.of(
+            self.counts if good else torch.zeros(len(sizes), dtype=torch.int16, device="cpu"), self.count
+        )
         expected = {
             "mask": -(-self.count // 8),
             "inner": int(runs.inner[-1]) * levels.inner_width,
@@ -230,7 +232,7 @@ class SmaQ:
         size, device = found.look.values.numel(), tensor.device
         if found.statistics.std == 0:
             nothing = torch.empty(0, dtype=torch.uint8, device=device)
-            parts = (nothing, nothing, nothing, torch.empty(0, dtype=torch.int16))
+            parts = (nothing, nothing, nothing, torch.empty(0, dtype=torch.int16, device="cpu"))
         else:
             parts = found.look.encode(self.levels, found.statistics, draw_key(generator), found.gaps)
         about = (tensor.shape, tensor.dtype, device, found.statistics, size)
@@ -316,7 +318,7 @@ def within_reach(ends: Ends, levels: Levels, statistics: Statistics) -> Ends:
 
 def draw_key(generator: torch.Generator) -> int:
     """One number from the generator; all draws of a tensor follow from it."""
-    return int(torch.randint(2**63 - 1, (), generator=generator))
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
 
 
 def tables_of(form: SmaQ, statistics: Statistics, ends: Ends, dtype: torch.dtype) -> tuple[Floats, Floats]:

@@ -176,7 +176,8 @@ class Coder:
         self._seed_step()
 
     def _seed_step(self) -> None:
-        self.step_generator.manual_seed(int(torch.randint(2**62, (), generator=self.generator)))
+        seed = torch.randint(2**62, (), generator=self.generator, device=self.generator.device)
+        self.step_generator.manual_seed(int(seed))
 
     def _stream(self, role: str) -> torch.Generator:
         return self.step_generator if role in SHARED else self.generator

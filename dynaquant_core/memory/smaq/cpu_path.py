@@ -61,8 +61,8 @@ def encode(
         gaps: see `levels.within_ends`.
     """
     array, size = host_view(within_ends(flat, gaps)), flat.numel()
-    mask = torch.empty(-(-size // 8), dtype=torch.uint8)
-    counts = torch.empty(chunk_count(size), dtype=torch.int16)
+    mask = torch.empty(-(-size // 8), dtype=torch.uint8, device="cpu")
+    counts = torch.empty(chunk_count(size), dtype=torch.int16, device="cpu")
     mean, inverse = scaled(statistics)
     geometry, flags, found = levels.geometry(), mask.numpy(), counts.numpy()
 
@@ -74,8 +74,8 @@ def encode(
     map_threads(look, slices(counts.numel(), SLICE))
     runs = Runs.of(counts, size)
     widths = np.uint64(levels.inner_width), np.uint64(levels.outer_width)
-    inner = torch.empty(int(runs.inner[-1]) * levels.inner_width, dtype=torch.uint8)
-    outer = torch.empty(int(runs.outer[-1]) * levels.outer_width, dtype=torch.uint8)
+    inner = torch.empty(int(runs.inner[-1]) * levels.inner_width, dtype=torch.uint8, device="cpu")
+    outer = torch.empty(int(runs.outer[-1]) * levels.outer_width, dtype=torch.uint8, device="cpu")
     near, far = inner.numpy(), outer.numpy()
     inner_ends = (runs.inner * levels.inner_width).tolist()
     outer_ends = (runs.outer * levels.outer_width).tolist()
@@ -120,7 +120,7 @@ def read(
     inner_ends = (runs.inner * levels.inner_width).tolist()
     outer_ends = (runs.outer * levels.outer_width).tolist()
     outliers, first = counts.tolist(), wanted.start * CHUNK
-    out = torch.empty(min(wanted.stop * CHUNK, size) - first, dtype=torch.float32)
+    out = torch.empty(min(wanted.stop * CHUNK, size) - first, dtype=torch.float32, device="cpu")
     flags, near, far, decoded = mask.numpy(), inner.numpy(), outer.numpy(), out.numpy()
 
     def work(part: slice) -> None:
@@ -154,7 +154,7 @@ def settle(
     """(dtype[n], what `read` gives of what `encode` wrote; how many are outliers), without packing."""
     array, size = host_view(within_ends(flat, gaps)), flat.numel()
     mean, inverse = scaled(statistics)
-    geometry, out = levels.geometry(), torch.empty(size, dtype=torch.float32)
+    geometry, out = levels.geometry(), torch.empty(size, dtype=torch.float32, device="cpu")
 
     def work(part: slice) -> int:
         words, halves, _, _ = scratch()

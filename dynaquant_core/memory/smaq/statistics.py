@@ -118,8 +118,8 @@ def spread_of_range(width: float, count: int) -> float:
 
 def _places(count: int, sample: int, generator: torch.Generator) -> Tensor:
     """int64[sample]: a place in each of as many equal pieces of ``count`` values."""
-    inside = torch.rand(sample, dtype=torch.float64, generator=generator)
-    places = (torch.arange(sample, dtype=torch.float64) + inside) * (count / sample)
+    inside = torch.rand(sample, dtype=torch.float64, generator=generator, device=generator.device)
+    places = (torch.arange(sample, dtype=torch.float64, device=generator.device) + inside) * (count / sample)
     return places.to(torch.int64).clamp_(max=count - 1)
 
 

@@ -64,7 +64,7 @@ def join(values: Tensor, mask: Tensor | None, size: int) -> Tensor:
     if mask.device.type != "cpu":
         return join_by_torch(values, mask, size)
     there = torch.from_numpy(np.unpackbits(mask.numpy(), count=size, bitorder="little").view(np.bool_))
-    out = torch.zeros(size, dtype=values.dtype)
+    out = torch.zeros(size, dtype=values.dtype, device="cpu")
     out[there] = values
     return out
 

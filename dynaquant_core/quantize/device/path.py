@@ -17,7 +17,7 @@ from dynaquant_core.quantize.device import dither_kernels
 from dynaquant_core.quantize.device.launch import LAUNCH, programs, starting
 from dynaquant_core.quantize.flat import to_bfloat16
 from dynaquant_core.quantize.rules import Rules
-from dynaquant_core.quantize.torch_path import bring, on_device, splits, to_host
+from dynaquant_core.quantize.torch_path import bring, chunks, on_device, splits, to_host
 
 __all__ = ["assign", "count", "joint", "place", "score", "settle"]
 
@@ -108,8 +108,11 @@ def assign(
             rules.protect, flat.numel(), gradient is not None, bool(split.numel()), **LAUNCH,
         )  # fmt: skip
     bring(found, codes)
-    kept = flat[found == PROTECTED].to(torch.float32).view(torch.int32)
-    return to_bfloat16(to_host(kept).view(np.uint32))
+    protected = []
+    for part in chunks(flat.numel()):
+        kept = flat[part][found[part] == PROTECTED].to(torch.float32).view(torch.int32)
+        protected.append(to_bfloat16(to_host(kept).view(np.uint32)))
+    return np.concatenate(protected)
 
 
 def place(
@@ -124,8 +127,12 @@ def place(
     values = table.to(out.device).view(word)
     with starting(out.device):
         kernels.place[programs(levels)](levels, values, out.view(word), levels.numel(), **LAUNCH)
-    if protected.numel():
-        out[levels == PROTECTED] = protected.to(out.device)
+    used = 0
+    for part in chunks(levels.numel()) if protected.numel() else ():
+        ones = levels[part] == PROTECTED
+        some = protected[used : used + int(ones.sum())]
+        out[part][ones] = some.to(out.device)
+        used += some.numel()
 
 
 def settle(

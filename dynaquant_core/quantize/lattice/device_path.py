@@ -1,4 +1,7 @@
-"""The lattice on a device that has kernels: see `cpu_path`, whose symbols and values these are."""
+"""The lattice on a device that has kernels: see `cpu_path`, whose symbols and values these are.
+
+Escapes are worked on in chunks, as everything is in `torch_path`: on a fine lattice nearly all values escape.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torch import Tensor
 from dynaquant_core.quantize.device import lattice_kernels as kernels
 from dynaquant_core.quantize.device.launch import LAUNCH, programs, starting
 from dynaquant_core.quantize.lattice.torch_path import ESCAPE, nearest, points
-from dynaquant_core.quantize.torch_path import bring, on_device, to_host
+from dynaquant_core.quantize.torch_path import bring, chunks, on_device, to_host
 
 __all__ = ["dequantise", "quantise"]
 
@@ -24,11 +27,14 @@ def quantise(
     with starting(flat.device):
         kernels.quantise[programs(flat)](flat, found, escaped, float(step), int(key), flat.numel(), **LAUNCH)
     bring(found, symbols)
-    if not int(escaped):
-        return np.zeros(0, dtype=np.int32)
-    where = (found == ESCAPE).nonzero().view(-1)
-    k = nearest(flat[where], step, key, where)
-    return to_host(k.to(torch.int32)) if bool((k.abs() < 2.0**31).all()) else None
+    escapes = [np.zeros(0, dtype=np.int32)]
+    for part in chunks(flat.numel()) if int(escaped) else ():
+        where = (found[part] == ESCAPE).nonzero().view(-1)
+        k = nearest(flat[part][where], step, key, where + part.start)
+        if not bool((k.abs() < 2.0**31).all()):
+            return None
+        escapes.append(to_host(k.to(torch.int32)))
+    return np.concatenate(escapes)
 
 
 def dequantise(
@@ -47,6 +53,9 @@ def dequantise(
         kernels.place[programs(codes)](
             codes, target, float(step), float(limit), int(key), codes.numel(), halved, **LAUNCH
         )
-    if escapes.size:
-        where = (codes == ESCAPE).nonzero().view(-1)
-        out[where] = points(on_device(escapes, out.device), step, key, where, limit).to(out.dtype)
+    used = 0
+    for part in chunks(codes.numel()) if escapes.size else ():
+        where = (codes[part] == ESCAPE).nonzero().view(-1)
+        k = on_device(escapes[used : used + where.numel()], out.device)
+        out[part][where] = points(k, step, key, where + part.start, limit).to(out.dtype)
+        used += where.numel()

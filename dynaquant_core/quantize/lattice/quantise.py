@@ -43,10 +43,9 @@ def side(device: torch.device) -> ModuleType:
         return cpu_path
     if not device_jit.compiles(device):
         return torch_path
-    from dynaquant_core.quantize.device import trial
-    from dynaquant_core.quantize.lattice import device_path
+    from dynaquant_core.quantize.lattice import tried_path
 
-    return device_path if trial.agrees(device) else torch_path
+    return tried_path
 
 
 def home(device: torch.device) -> torch.device:

@@ -101,10 +101,10 @@ def dequantise(
     pieces: list[tuple[slice, int]],
 ) -> None:
     """See `cpu_path.dequantise`."""
-    values = on_device(escapes, out.device).to(torch.float32)
     for part, used in pieces:
         codes = on_device(symbols[part], out.device)
         k = codes.to(torch.float32) - MIDDLE
         zeros = codes == ESCAPE
-        k[zeros] = values[used : used + int(zeros.sum())]
+        some = on_device(escapes[used : used + int(zeros.sum())], out.device)
+        k[zeros] = some.to(torch.float32)
         out[part] = points(k, step, key, part, limit).to(out.dtype)
