@@ -156,6 +156,7 @@ def compile_samo() -> None:
     from dynaquant_core.memory.samo import device_kernels, groups, trial
 
     trusting(trial, "_right")
+    trusting(trial, "_written")
     trial.agrees(PLACE)
 
     layers, blocks = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)

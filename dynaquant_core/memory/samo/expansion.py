@@ -10,21 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dynaquant_core import device_jit
+from dynaquant_core.memory.samo import trial
+from dynaquant_core.memory.samo.groups import RUN
 from dynaquant_core.memory.samo.guard import require_same_layer
 from dynaquant_core.memory.samo.places import fill, flat_view
 from dynaquant_core.memory.samo.slots import Masters, Slot
 
 __all__ = ["Expansion"]
-
-#: Kept weights that one program of the kernel writes.
-_RUN: Final = 2048
 
 
 class Expansion:
@@ -44,7 +42,9 @@ class Expansion:
             self._whole += _alike([slot for slot in held if slot.index is None])
             for dtype in dict.fromkeys(slot.param.dtype for slot in held if slot.index is not None):
                 some = [slot for slot in held if slot.index is not None and slot.param.dtype == dtype]
-                table = _Table(some, memory) if device_jit.compiles(memory.flat.device) else None
+                where = memory.flat.device
+                kernels = device_jit.compiles(where) and trial.agrees(where)
+                table = _Table(some, memory) if kernels else None
                 self._pruned.append(_Pruned(some, memory, dtype, table))
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class _Table:
 
         assert self.layers is not None
         assert self.blocks is not None
-        scatter(self.memory.flat, self.layers, self.blocks, dtype, _RUN)
+        scatter(self.memory.flat, self.layers, self.blocks, dtype, RUN)
 
 
 def _rows(slots: Sequence[Slot], offsets: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +128,7 @@ def _rows(slots: Sequence[Slot], offsets: Mapping[str, int]) -> tuple[np.ndarray
         for slot in slots
         if slot.index is not None
     ]
-    runs = [-(-slot.kept // _RUN) for slot in slots]
+    runs = [-(-slot.kept // RUN) for slot in slots]
     numbers = np.concatenate([np.arange(count, dtype=np.int32) for count in runs])
     blocks = np.stack([np.repeat(np.arange(len(slots), dtype=np.int32), runs), numbers], axis=1)
     return np.array(layers, np.int64), blocks

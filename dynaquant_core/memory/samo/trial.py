@@ -1,4 +1,4 @@
-"""Whether a device's kernel compresses gradients as torch's operations do, tried once in a process."""
+"""Whether a device's kernels do to gradients and weights what operations of torch do, tried once."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Final
 import torch
 
 from dynaquant_core.device_jit import fault
-from dynaquant_core.memory.samo.groups import RUN
+from dynaquant_core.memory.samo.groups import DTYPES, RUN
 
 __all__ = ["agrees"]
 
 logger = logging.getLogger(__name__)
 
 #: Weights of a layer: several programs of the size that works, which Triton compiles kernels apart for.
-SIZE: Final = 2 * RUN + 500
+SIZE: Final = 4 * RUN + 500
 
 
 @cache
 def agrees(device: torch.device) -> bool:
-    """Tries the kernel; where it is wrong that is logged once, and layers are compressed one by one.
+    """Tries the kernels; where they are wrong that is logged once, and layers are treated one by one.
 
     Raises what `device_jit.fault` raises.
     """
-    wrong = fault(lambda: None if _right(device) else "it gave wrong numbers")
+    wrong = fault(lambda: None if _right(device) and _written(device) else "they gave wrong numbers")
     if wrong is not None:
         logger.warning(
-            "samo: the kernel that compresses gradients of many layers is not used on %s (%.300s); each "
-            "is compressed alone, which takes longer and gives the same bits.",
+            "samo: the kernels that compress gradients of many layers, and write their weights, are not used "
+            "on %s (%.300s); each layer is treated alone, which takes longer and gives the same bits.",
             device,
             wrong,
         )
@@ -44,7 +44,7 @@ def _right(device: torch.device) -> bool:
     inverse, programs, rows = 2.0**-10, 0, []
     held, expected, found = [], [], []
     index = torch.arange(0, SIZE, 3, dtype=torch.int32, device=device)
-    for kind, dtype in enumerate((torch.float16, torch.bfloat16, torch.float32)):
+    for kind, dtype in enumerate(DTYPES):
         dense = torch.linspace(-3000, 3000, SIZE, dtype=torch.float32, device=device).to(dtype)
         for pruned in (True, False):
             kept = dense[index.long()] if pruned else dense
@@ -60,3 +60,22 @@ def _right(device: torch.device) -> bool:
                 found.append(out)
     gather(torch.tensor(rows, dtype=torch.int64, device="cpu").to(device), programs, inverse, RUN)
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@torch.no_grad()
+def _written(device: torch.device) -> bool:
+    """Weights of each dtype to their places, and nothing else."""
+    from dynaquant_core.memory.samo.device_kernels import scatter
+
+    index = torch.arange(0, SIZE, 3, dtype=torch.int32, device=device)
+    flat = torch.linspace(-3000, 3000, index.numel(), dtype=torch.float32, device=device)
+    runs = [[0, run] for run in range(-(-index.numel() // RUN))]
+    blocks = torch.tensor(runs, dtype=torch.int32, device="cpu").to(device)
+    pairs = []
+    for dtype in DTYPES:
+        found = torch.full((SIZE,), 9.0, dtype=dtype, device=device)
+        expected = found.clone().index_copy_(0, index.long(), flat.to(dtype))
+        row = [found.data_ptr(), index.data_ptr(), 0, index.numel()]
+        scatter(flat, torch.tensor([row], dtype=torch.int64, device="cpu").to(device), blocks, dtype, RUN)
+        pairs.append((found, expected))
+    return all(torch.equal(found, expected) for found, expected in pairs)
