@@ -1,8 +1,8 @@
 """Where in a state an optimizer's tensors lie, by the names of what holds them.
 
 Torch's optimizers say ``{state, param_groups}``.  Others keep a form of their own: lists of moments by kind,
-masters in float32.  Nothing of that may be taken for a weight: a second moment that noise has made negative is
-a NaN one step later.
+masters in float32.  Nothing of that may be taken for a weight: a second moment that noise has made negative
+is a NaN one step later.
 """
 
 from __future__ import annotations
