@@ -14,14 +14,12 @@ from torch.optim import Optimizer
 
 from dynaquant_core.lazy import lazy
 from dynaquant_core.state.aliases import bare_name
+from dynaquant_core.state.given import STATISTICS
 from dynaquant_core.state.leaves import Leaf, Path
 from dynaquant_core.state.live import Live
 from dynaquant_core.state.numbers import Owned, Shape, by_number
 
 __all__ = ["Owned", "owned_by"]
-
-#: Buffers that lie among the parameters they are of the shape of.
-STATISTICS = ("running_mean", "running_var")
 
 
 def owned_by(

@@ -107,7 +107,8 @@ class Known:
     """What a run knows of its state's tensors, beyond what their names say.
 
     Args:
-        kept: names of tensors that stay exact: the model's buffers, and what stands beside its own tensors.
+        kept: names of tensors that stay exact: the model's buffers, what stands beside its own tensors,
+            running statistics and scales of codes.
         frozen: names of weights that are not trained.
         parameters: the model's, by name.
         optimizers: whose tensors are in the state.

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.registry import method_for_config
-from dynaquant_core.state import Tree, flatten
+from dynaquant_core.state import Tree, flatten, given_names
 from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import LIMIT
@@ -80,7 +80,7 @@ def prepare(
     require(0 <= step < LIMIT, f"step must be a whole number from 0 to below 2**63, got {step!r}.")
     tree = flatten(state)
     tensors = {leaf.name: leaf.tensor for leaf in tree.leaves}
-    kept = buffer_names(tensors, model) | stand_in_names(tree.leaves, model)
+    kept = given_names(tree.leaves) | buffer_names(tensors, model) | stand_in_names(tree.leaves, model)
     known = Known(kept, frozen_names(tensors, model), parameters_of(model), tuple(optimizers))
     division = divide(tree, settings, method_for_config(config, settings.weights), known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
