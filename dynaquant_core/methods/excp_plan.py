@@ -77,12 +77,16 @@ def _groups(state: Mapping[str, Tensor], hints: Hints) -> list[tuple[str, Mappin
     }
     known = {name for kinds in owned.values() for name in kinds.values()}
     others = [name for name in state if name not in known and name not in owned]
-    strays = [name for name in others if hints.roles.get(name) == "moment"]
     weights = [name for name in others if hints.roles.get(name) != "moment"]
+    strays: dict[str, dict[str, str]] = {}
+    for name in others:
+        if hints.roles.get(name) == "moment":
+            place, _, kind = name.rpartition(".")
+            strays.setdefault(place, {})[kind] = name
     return [
         *owned.items(),
         *((name, {}) for name in weights),
-        *(("", {name.rpartition(".")[2]: name}) for name in strays),
+        *(("", kinds) for kinds in strays.values()),
     ]
 
 

@@ -89,7 +89,7 @@ class Decider:
         """Chooses on this rank."""
         started = time.perf_counter()
         gradients = self._watched.gradients()
-        saving = self._trail.begin(step, tree, gradients=gradients, model=self._watched.model)
+        saving = self._begin(step, tree, gradients)
         self._watched.look_back(saving.live)
         choice = self._unsearched(saving) or self._watched.chooser.choose(saving)
         return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
@@ -99,9 +99,7 @@ class Decider:
         if chosen is None:
             return self.alone(step, tree)
         started = time.perf_counter()
-        saving = self._trail.begin(
-            step, tree, gradients=chosen.gradients, model=self._watched.model, like=chosen.saving
-        )
+        saving = self._begin(step, tree, chosen.gradients, like=chosen.saving)
         if not _serves(chosen, saving):
             logger.warning(
                 "the state to save at step %d is not the one that was searched: the search is made again",
@@ -111,6 +109,14 @@ class Decider:
         held = chosen.held + time.perf_counter() - started
         return Chosen(saving, chosen.choice, chosen.gradients, held)
 
+    def _begin(
+        self, step: int, tree: Any, gradients: dict[str, Tensor] | None, like: Saving | None = None
+    ) -> Saving:
+        model, optimizers = self._watched.model, self._watched.optimizers
+        return self._trail.begin(
+            step, tree, gradients=gradients, model=model, optimizers=optimizers, like=like
+        )
+
     def _begin_together(
         self, step: int, tree: Any, gradients: dict[str, Tensor] | None, problem: DynaQuantError | None
     ) -> Saving:
@@ -118,7 +124,7 @@ class Decider:
         saving = None
         if problem is None:
             try:
-                saving = self._trail.begin(step, tree, gradients=gradients, model=self._watched.model)
+                saving = self._begin(step, tree, gradients)
             except DynaQuantError as error:
                 problem = error
         stands = compared(step, self._stand(saving, problem))
@@ -143,7 +149,7 @@ class Decider:
         """
         self._trail.leave_method()
         self._watched.use_method(self._trail.method)
-        return self._trail.begin(step, tree, gradients=gradients, model=self._watched.model)
+        return self._begin(step, tree, gradients)
 
     def _unsearched(self, saving: Saving) -> Choice | None:
         """What to store where there is nothing to search, or no way to; None: the search decides."""

@@ -37,6 +37,7 @@ class Watched:
 
     Attributes:
         model: as it was given; None where none was.
+        optimizers: of the model.
         chooser: picks the configuration of a save; what it learnt outlives a change of model.
     """
 
@@ -45,7 +46,7 @@ class Watched:
         self._options = options
         self._manager = manager_for(method)
         self.chooser = Chooser(None, self._manager)
-        self._optimizers: list[Optimizer] = []
+        self.optimizers: list[Optimizer] = []
         self._evaluate: Callable[..., Any] | None = None
         self._spare = spares_gradients(method)
         self._collector = GradientCollector((), {})
@@ -63,7 +64,7 @@ class Watched:
         _require_kinds(listed, Optimizer, "torch.optim.Optimizer")
         evaluate = self._options.evaluate or evaluate
         same_model = self.model is not None and _are_same(named(self.model).values(), models.values())
-        if not (same_model and _are_same(self._optimizers, listed)):
+        if not (same_model and _are_same(self.optimizers, listed)):
             self._collector.close()
             self._collector = GradientCollector(listed, parameter_names(models), spare=self._spare)
             self._begun.close()
@@ -71,7 +72,7 @@ class Watched:
             self._reported = 0.0
         if not (same_model and evaluate is self._evaluate):
             self._set_chooser(model, evaluate)
-        self.model, self._optimizers, self._evaluate = model, listed, evaluate
+        self.model, self.optimizers, self._evaluate = model, listed, evaluate
 
     def use_method(self, method: Method) -> None:
         """Searches for another method from now on: a run that was loaded goes on with its own."""
@@ -86,7 +87,7 @@ class Watched:
         """The averages recorded; Adam's own where there are none; None where there are neither."""
         recorded = self._collector.averages()
         if not recorded and self.model is not None:
-            recorded = moment_averages(self._optimizers, parameter_names(named(self.model)))
+            recorded = moment_averages(self.optimizers, parameter_names(named(self.model)))
         return recorded or None
 
     def sees(self, live: Mapping[str, Tensor]) -> bool:
@@ -123,7 +124,7 @@ class Watched:
         self._collector.close()
         self._collector = GradientCollector((), {})
         self._begun.close()
-        self.model, self._optimizers, self._evaluate, self._reported = None, [], None, 0.0
+        self.model, self.optimizers, self._evaluate, self._reported = None, [], None, 0.0
         self._set_chooser(None, None)
 
     def _set_chooser(self, model: Models | None, evaluate: Callable[..., Any] | None) -> None:

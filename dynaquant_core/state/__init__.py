@@ -8,6 +8,7 @@ methods.
 from __future__ import annotations
 
 from dynaquant_core.state.aliases import bare_name, copies_of
+from dynaquant_core.state.given import given_names
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.pages import copied_together, empty_tensor
@@ -48,6 +49,7 @@ __all__ = [
     "empty_words",
     "fits_float32",
     "flatten",
+    "given_names",
     "has_range",
     "is_finite",
     "is_quantisable",

@@ -53,7 +53,8 @@ class Leaf:
         tensor: detached; shares memory with the tree's own tensor, so writing into it writes into the tree.
         source: "tensor", "array" (a NumPy array) or "data" (long bytes, a long list of numbers, an array of
             dates or text: never anything but exact).
-        in_optimizer: whether it lies under a node that holds both ``state`` and ``param_groups``.
+        in_optimizer: whether what it lies under is an optimizer's: a node that holds both ``state`` and
+            ``param_groups``, or a key that says so ("optimizer").
     """
 
     name: str

@@ -1,38 +1,43 @@
-"""Which of an optimizer's tensors belong to which weight: by name where a state has names, else in order.
+"""Which of an optimizer's tensors belong to which weight: it says itself, else names do, else their order.
 
-Torch numbers parameters; `training.capture` and the frameworks' own savers put names there.  Numbers are
-matched to the weights in the order of both, each to the next one of its shape; a number that is left out is a
-parameter that the optimizer holds nothing for, and passes a weight over.  Where some find none, the
-optimizer has groups, as a rule matrices that decay and vectors that do not, and both are matched apart.
+Torch numbers parameters; `training.capture` and the frameworks' own savers put names there.  Whose a number
+is the run's optimizer tells by the tensors that it holds (`live`), and in a file the order of shapes, where
+it tells anything (`numbers`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dynaquant_core.lazy import lazy
 from dynaquant_core.state.aliases import bare_name
+from dynaquant_core.state.given import STATISTICS
 from dynaquant_core.state.leaves import Leaf, Path
+from dynaquant_core.state.live import Live
+from dynaquant_core.state.numbers import Owned, Shape, by_number
 
 __all__ = ["Owned", "owned_by"]
 
-#: Kind ("exp_avg", "step", ...) -> tensor.
-Owned = Mapping[str, Tensor]
-Shape = tuple[int, ...]
 
-#: Buffers that lie among the parameters they are of the shape of.
-STATISTICS = ("running_mean", "running_var")
-
-
-def owned_by(leaves: Sequence[Leaf], weights: Sequence[str]) -> dict[str, Owned]:
+def owned_by(
+    leaves: Sequence[Leaf],
+    weights: Sequence[str],
+    *,
+    optimizers: Iterable[Optimizer] = (),
+    parameters: Mapping[str, Tensor] | None = None,
+    untrained: frozenset[str] = frozenset(),
+) -> dict[str, Owned]:
     """The optimizer's tensors of each weight that it trains.
 
     Args:
         leaves: of a whole state.
         weights: names of the leaves that are weights.
+        optimizers: of the run, if the state's tensors are theirs: they know whose is what.
+        parameters: of the model, by name.
+        untrained: names of weights that no number is matched to: buffers, frozen ones.
 
     Returns:
         Weight name -> kind -> tensor, for every weight that an optimizer holds something for.
@@ -46,17 +51,32 @@ def owned_by(leaves: Sequence[Leaf], weights: Sequence[str]) -> dict[str, Owned]
         ['exp_avg']
     """
     wanted = set(weights)
-    shapes = {leaf.name: tuple(leaf.tensor.shape) for leaf in leaves if leaf.name in wanted}
+    own = [leaf for leaf in leaves if leaf.name in wanted]
+    names = _Names(leaf.name for leaf in own)
+    live = Live(optimizers, {leaf.name: leaf.tensor for leaf in own}, parameters or {}, names.ending)
     found: dict[str, Owned] = {}
-    names = _Names(shapes)
+    numbered: list[dict[int, Owned]] = []
     for entries in _optimizers(leaves).values():
-        for key, owned in entries.items():
-            owner = names.ending(key) if isinstance(key, str) else None
+        known = {key: live.owner(owned) for key, owned in entries.items() if live.knows(owned)}
+        known |= {key: names.ending(key) for key in entries if isinstance(key, str) and key not in known}
+        for key, owner in known.items():
             if owner is not None:
-                found.setdefault(owner, owned)
-        numbered = {key: owned for key, owned in entries.items() if isinstance(key, int)}
-        free = {name: shape for name, shape in shapes.items() if name not in found}
-        found |= {owner: numbered[key] for key, owner in _in_order(numbered, free).items()}
+                found.setdefault(owner, entries[key])
+        numbered.append(
+            {key: owned for key, owned in entries.items() if isinstance(key, int) and key not in known}
+        )
+    if any(numbered):
+        found |= by_number(numbered, _trainable(own, untrained | found.keys()))
+    return found
+
+
+def _trainable(weights: Iterable[Leaf], others: frozenset[str]) -> dict[Path, dict[str, Shape]]:
+    """Path of a dictionary -> shapes by name of the weights in it, without others and running statistics."""
+    found: dict[Path, dict[str, Shape]] = {}
+    for leaf in weights:
+        if leaf.name in others or leaf.name.endswith(STATISTICS) or not leaf.tensor.is_floating_point():
+            continue
+        found.setdefault(leaf.path[:-1], {})[leaf.name] = tuple(leaf.tensor.shape)
     return found
 
 
@@ -102,48 +122,3 @@ def _by_tail(names: Mapping[str, str]) -> dict[str, str]:
         for start in range(len(parts)):
             found.setdefault(".".join(parts[start:]), own)
     return found
-
-
-def _in_order(entries: Mapping[int, Owned], weights: Mapping[str, Shape]) -> dict[int, str]:
-    """Matches numbers to weights; those of normalisation's running statistics are no parameters."""
-    shapes = {
-        number: {tuple(tensor.shape) for tensor in entries[number].values() if tensor.dim()}
-        for number in sorted(entries)
-    }
-    trained = {name: shape for name, shape in weights.items() if not name.endswith(STATISTICS)}
-    whole = _aligned(shapes, trained)
-    if len(whole) == len(shapes):
-        return whole
-    found: dict[int, str] = {}
-    for flat in (False, True):
-        some = {name: shape for name, shape in trained.items() if (len(shape) < 2) == flat}
-        found |= _aligned(shapes, some)
-    return found
-
-
-def _aligned(shapes: Mapping[int, set[Shape]], weights: Mapping[str, Shape]) -> dict[int, str]:
-    """Gives each number the next weight of one of its shapes.
-
-    A number that finds none passes nothing over.  One that is not there passes a weight over, if the numbers
-    on both sides of it find some.
-    """
-    names, place, before, known = list(weights), 0, -1, True
-    # Ascending places of each shape: a walk along the names would be quadratic where few numbers match.
-    places: dict[Shape, list[int]] = {}
-    for at, shape in enumerate(weights.values()):
-        places.setdefault(shape, []).append(at)
-    found: dict[int, str] = {}
-    for number, own in shapes.items():
-        start = place + (number - before - 1 if known else 0)
-        following = [at for shape in own for at in _first(places.get(shape, []), start)]
-        before, known = number, bool(following)
-        if following:
-            at = min(following)
-            found[number], place = names[at], at + 1
-    return found
-
-
-def _first(places: Sequence[int], start: int) -> Sequence[int]:
-    """The first of ascending places that is not before ``start``, if there is one."""
-    at = bisect_left(places, start)
-    return places[at : at + 1]

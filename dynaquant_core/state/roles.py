@@ -7,13 +7,14 @@ averages, by a closed table of names) and "exact" (everything else).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
 import torch
 
-from dynaquant_core.state.leaves import Leaf, Path
+from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.places import MOMENT_KINDS, MOMENTS, Kind, Place, apart, kind_name, places_of
 
 __all__ = [
     "MIN_ELEMENTS",
@@ -35,33 +36,6 @@ __all__ = [
 
 Role = Literal["weight", "moment", "exact"]
 
-#: Path of a container, and what comes before the last dot of a key in it.
-Place = tuple[Path, str]
-
-Kind = Literal["first", "second", "factor", "centre"]
-
-#: Last component of the names of optimizer tensors that are running averages, and of what: of gradients or of
-#: steps ("first"), of their squares or magnitudes, never negative ("second"), rows or columns of the latter
-#: ("factor"), or of gradients whose square is taken from a second moment ("centre").
-#: Unknown ones stay exact: a scale or a counter must not be rounded.
-MOMENT_KINDS: Final[Mapping[str, Kind]] = {
-    "exp_avg": "first",  # Adam, NAdam, RAdam, Adamax, Adafactor, Lion
-    "exp_avg_diff": "first",  # Adan
-    "exp_avg_sq": "second",  # Adam, NAdam, RAdam, Adan
-    "exp_avg_sq_col": "factor",  # Adafactor (Hugging Face)
-    "exp_avg_sq_row": "factor",
-    "exp_inf": "second",  # Adamax
-    "max_exp_avg_sq": "second",  # AMSGrad
-    "momentum_buffer": "first",  # SGD, RMSprop, Muon
-    "square_avg": "second",  # RMSprop, Adadelta
-    "grad_avg": "centre",  # centred RMSprop
-    "acc_delta": "second",  # Adadelta
-    "sum": "second",  # Adagrad
-}
-MOMENTS: Final = frozenset(MOMENT_KINDS)
-#: Those that nothing else is called.
-CERTAIN: Final = MOMENTS - {"sum"}
-
 #: Smaller tensors cost less exact than their codebook would.
 MIN_ELEMENTS: Final = 256
 
@@ -78,10 +52,12 @@ _QUANTISABLE: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat
 def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
     """The role of each leaf by name.
 
-    Under a ``{state, param_groups}`` node: "moment" for floating tensors whose last key is in `MOMENTS`,
-    else "exact".  The same wherever tensors with such names lie, such as in a state that was flattened
-    ("optimizer.state.0.exp_avg_sq" as one key).  Elsewhere: "weight" for floating (and complex) tensors
-    and for others that lie beside one in the same dictionary, such as ``num_batches_tracked``; else "exact".
+    Under a ``{state, param_groups}`` node, and under a key that says "optimizer", "moment" for floating
+    tensors whose last key is in `MOMENTS`, or that lie under such a key ("exp_avg_sq.0", an optimizer's own
+    form) and have the shape of a weight; else "exact".  Elsewhere "moment" where such a last key lies in a
+    state that was flattened ("adam.0.exp_avg_sq" as one key), and "exact" for its neighbours and for what
+    lies under such a key.  All other floating (and complex) tensors are "weight", and with them those that
+    lie beside one in the same dictionary, such as ``num_batches_tracked``; the rest is "exact".
 
     Example:
         >>> from dynaquant_core.state.tree import flatten
@@ -89,28 +65,25 @@ def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
         >>> assign_roles(flatten({"w": torch.zeros(4), "optimizer": adam}).leaves)
         {'w': 'weight', 'optimizer.state.0.step': 'exact', 'optimizer.state.0.exp_avg': 'moment'}
     """
-    trained = _optimized(leaves)
-    own = {leaf.name: leaf.in_optimizer or _apart(leaf)[0] in trained for leaf in leaves}
-    beside = {leaf.path[:-1] for leaf in leaves if not own[leaf.name] and _is_floating(leaf)}
-    return {leaf.name: _role(leaf, beside, in_optimizer=own[leaf.name]) for leaf in leaves}
+    trained = places_of(leaves)
+    inside = {leaf.name for leaf in leaves if kind_name(leaf.name) != _last(leaf)}
+    own = {
+        leaf.name: leaf.in_optimizer or leaf.name in inside or apart(leaf)[0] in trained for leaf in leaves
+    }
+    free = [leaf for leaf in leaves if not own[leaf.name] and _is_floating(leaf)]
+    beside = {leaf.path[:-1] for leaf in free}
+    shapes = {leaf.tensor.shape for leaf in free}
 
+    def role_of(leaf: Leaf) -> Role:
+        if leaf.source == "data":
+            return "exact"
+        if not own[leaf.name]:
+            return "weight" if _is_floating(leaf) or leaf.path[:-1] in beside else "exact"
+        averages = _is_floating(leaf) and apart(leaf)[1] in MOMENTS
+        fits = leaf.name not in inside or (leaf.in_optimizer and leaf.tensor.shape in shapes)
+        return "moment" if averages and fits else "exact"
 
-def _optimized(leaves: Iterable[Leaf]) -> set[Place]:
-    """Places, outside of optimizers' nodes, in which an optimizer's tensors of one parameter lie.
-
-    A sum is one only beside a count of steps.
-    """
-    names: dict[Place, set[str]] = {}
-    for leaf in leaves:
-        place, name = _apart(leaf)
-        names.setdefault(place, set()).add(name)
-    return {place for place, held in names.items() if held & CERTAIN or {"sum", "step"} <= held}
-
-
-def _apart(leaf: Leaf) -> tuple[Place, str]:
-    """Where a leaf lies and what it is called there, dots within its key being levels too."""
-    place, _, name = str(leaf.path[-1] if leaf.path else "").rpartition(".")
-    return (leaf.path[:-1], place), name
+    return {leaf.name: role_of(leaf) for leaf in leaves}
 
 
 def centred_names(leaves: Iterable[Leaf]) -> frozenset[str]:
@@ -127,28 +100,25 @@ def centred_names(leaves: Iterable[Leaf]) -> frozenset[str]:
     """
     found: dict[Place, dict[Kind | None, list[str]]] = {}
     for leaf in leaves:
-        place, name = _apart(leaf)
+        place, name = apart(leaf)
         found.setdefault(place, {}).setdefault(MOMENT_KINDS.get(name), []).append(leaf.name)
     centred = [kinds for kinds in found.values() if "centre" in kinds]
     return frozenset(name for kinds in centred for name in (*kinds["centre"], *kinds.get("second", ())))
 
 
 def moment_kind(name: str) -> Kind | None:
-    """What a tensor averages, by the last component of its dotted name; None where the name is not known.
+    """What a tensor averages, by its dotted name; None where that says nothing of it.
 
     Example:
         >>> moment_kind("optimizer.state.head.weight.exp_avg_sq"), moment_kind("m")
         ('second', None)
     """
-    return MOMENT_KINDS.get(name.rpartition(".")[2].partition("~")[0])
+    return MOMENT_KINDS.get(kind_name(name))
 
 
-def _role(leaf: Leaf, beside: set[Path], *, in_optimizer: bool) -> Role:
-    if leaf.source == "data":
-        return "exact"
-    if in_optimizer:
-        return "moment" if _is_floating(leaf) and _apart(leaf)[1] in MOMENTS else "exact"
-    return "weight" if _is_floating(leaf) or leaf.path[:-1] in beside else "exact"
+def _last(leaf: Leaf) -> str:
+    """The last component of a leaf's name."""
+    return leaf.name.rpartition(".")[2].partition("~")[0]
 
 
 def _is_floating(leaf: Leaf) -> bool:

@@ -31,6 +31,7 @@ from dynaquant_core.state.leaves import (
     name_is_too_long,
     tie_of,
 )
+from dynaquant_core.state.places import holds_optimizers, is_node
 from dynaquant_core.state.scalars import plain_array_dtype, scalar_node
 from dynaquant_core.state.strides import memory_order
 
@@ -138,14 +139,17 @@ class _Builder:
         return scalar_node(obj, dotted(path))
 
     def _mapping(self, obj: dict[Any, Any], path: Path, in_optimizer: bool) -> Any:
-        below = in_optimizer or ("state" in obj and "param_groups" in obj)
+        below = in_optimizer or is_node(obj)
         for key in obj:
             if type(key) not in (str, int):
                 raise UnsupportedStateError(
                     f"The dictionary at {dotted(path)!r} has the key {key!r} of type {type(key).__name__}; "
                     "only text and whole numbers can be keys of a stored dictionary."
                 )
-        values = [self.node(value, (*path, key), in_optimizer=below) for key, value in obj.items()]
+        values = [
+            self.node(value, (*path, key), in_optimizer=below or holds_optimizers(key, at_root=not path))
+            for key, value in obj.items()
+        ]
         if all(type(key) is str for key in obj):
             node: Any = dict(zip(obj, values, strict=True))
         else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dynaquant_core.methods.base import Method, Reference, TakesVectors
 from dynaquant_core.methods.exact import Exact
@@ -32,7 +33,7 @@ from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
 from dynaquant_core.store.partial import patterns_of
 from dynaquant_core.threads import map_threads
 
-__all__ = ["Base", "Division", "HeldPart", "Settings", "config_data", "divide"]
+__all__ = ["Base", "Division", "HeldPart", "Known", "Settings", "config_data", "divide"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +102,49 @@ class Division:
         return {name: part for part, tensors in self.tensors.items() for name in tensors}
 
 
-def divide(tree: Tree, settings: Settings, method: Method, kept: frozenset[str] = frozenset()) -> Division:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a run knows of its state's tensors, beyond what their names say.
+
+    Args:
+        kept: names of tensors that stay exact: the model's buffers, what stands beside its own tensors,
+            running statistics and scales of codes.
+        frozen: names of weights that are not trained.
+        parameters: the model's, by name.
+        optimizers: whose tensors are in the state.
+    """
+
+    kept: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizers: Sequence[Optimizer] = ()
+
+
+def divide(tree: Tree, settings: Settings, method: Method, known: Known) -> Division:
     """Gives each tensor of a tree its part.
 
     Args:
         tree: a whole state.
         settings: of the store.
         method: writes the weights.
-        kept: names of tensors that stay exact: the model's buffers, and what stands beside its own tensors.
+        known: beyond the tree.
     """
     roles = assign_roles(tree.leaves)
     methods = {"weights": method, "moments": settings.moments, "exact": Exact()}
     found: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     refused: list[str] = []
-    owned = owned_by(tree.leaves, [name for name, role in roles.items() if role == "weight"])
+    owned = owned_by(
+        tree.leaves,
+        [name for name, role in roles.items() if role == "weight"],
+        optimizers=known.optimizers,
+        parameters=known.parameters,
+        untrained=known.kept | known.frozen,
+    )
     whole = stay_exact(settings.moments, tree.leaves)
     vectors = {part: each for part, each in methods.items() if isinstance(each, TakesVectors)}
 
     def owner_of(leaf: Leaf) -> str | None:
-        if leaf.source == "data" or leaf.name in kept or covers_leaf(tree, leaf, settings.exact):
+        if leaf.source == "data" or leaf.name in known.kept or covers_leaf(tree, leaf, settings.exact):
             return None
         owner = _owner(roles[leaf.name], method, settings)
         return None if owner == "moments" and leaf.name in whole else owner

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.registry import method_for_config
-from dynaquant_core.state import Tree, flatten
-from dynaquant_core.store.hints import buffer_names, hints_for, stand_in_names
+from dynaquant_core.state import Tree, flatten, given_names
+from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import LIMIT
+from dynaquant_core.store.models import buffer_names, frozen_names, parameters_of, stand_in_names
 from dynaquant_core.store.names import whole_step
-from dynaquant_core.store.parts import Base, Division, Settings, divide
+from dynaquant_core.store.parts import Base, Division, Known, Settings, divide
 from dynaquant_core.store.saving import Saving, Sealed
 
 __all__ = ["Prepared", "prepare"]
@@ -64,8 +66,11 @@ def prepare(
     gradients: Mapping[str, Tensor] | None,
     model: Any,
     config: Any = None,
+    optimizers: Iterable[Optimizer] = (),
 ) -> Prepared:
     """Takes ``state`` apart; arguments as those of `CheckpointStore.save`.
+
+    With ``optimizers``, whose tensors are in ``state``, they say which weight each of those is of.
 
     Raises:
         UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
@@ -74,8 +79,9 @@ def prepare(
     step = whole_step(step)
     require(0 <= step < LIMIT, f"step must be a whole number from 0 to below 2**63, got {step!r}.")
     tree = flatten(state)
-    buffers = buffer_names({leaf.name: leaf.tensor for leaf in tree.leaves}, model)
-    kept = buffers | stand_in_names(tree.leaves, model)
-    division = divide(tree, settings, method_for_config(config, settings.weights), kept)
+    tensors = {leaf.name: leaf.tensor for leaf in tree.leaves}
+    kept = given_names(tree.leaves) | buffer_names(tensors, model) | stand_in_names(tree.leaves, model)
+    known = Known(kept, frozen_names(tensors, model), parameters_of(model), tuple(optimizers))
+    division = divide(tree, settings, method_for_config(config, settings.weights), known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.errors import CheckpointNotFoundError, MissingBaseError
@@ -104,6 +105,7 @@ class Trail:
         *,
         gradients: Mapping[str, Tensor] | None = None,
         model: Any = None,
+        optimizers: Iterable[Optimizer] = (),
         like: Saving | None = None,
     ) -> Saving:
         """Begins a save, to be drafted, sealed and given to `commit`.
@@ -113,13 +115,14 @@ class Trail:
             state: a tree of tensors and plain objects (see `state.flatten`).
             gradients: EMA of the gradient by parameter name, for sensitivity.
             model: a module, or name -> module, for layer types; None: by tensor name.
+            optimizers: those whose tensors are in the state, which knows their parameters by numbers.
             like: a save begun before of the same tensors, whose drafts this one is to take.
 
         Raises:
             UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
         """
         settings = self._settings.after(self._written)
-        prepared = prepare(settings, step, state, gradients=gradients, model=model)
+        prepared = prepare(settings, step, state, gradients=gradients, model=model, optimizers=optimizers)
         self._remarks.on(prepared, settings)
         last = self._base
         return prepared.saving(self._base_for(prepared.division, like), None, last)

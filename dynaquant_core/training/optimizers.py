@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.state.roles import MOMENT_KINDS
+from dynaquant_core.state.places import MOMENT_KINDS
 from dynaquant_core.state.strides import like_strides
 from dynaquant_core.training.kinds import SCHEDULED, listed, require_entries, require_same_settings
 

@@ -103,6 +103,9 @@ def test_they_are_found_by_where_they_lie():
     wanted = {f"centred.state.{i}.{kind}" for i in range(4) for kind in ("square_avg", "grad_avg")}
     assert centred_names(flatten(nested).leaves) == wanted
     assert centred_names(flatten(flat).leaves) == wanted
+    lists = {kind: [torch.ones(300), torch.ones(4, 4)] for kind in ("square_avg", "grad_avg")}
+    found = centred_names(flatten({"optimizer": {**lists, "step": 3}}).leaves)
+    assert found == {f"optimizer.{kind}.{number}" for kind in lists for number in (0, 1)}
 
 
 def test_a_store_that_kept_less_goes_on_with_whole_ones(tmp_path):

@@ -155,5 +155,28 @@ def test_an_optimizers_tensors_are_known_in_a_state_that_was_flattened_or_cut_ou
 
 
 def test_a_weight_is_not_a_moment_for_its_name():
-    names = ("sum", "head.sum", "exp_avg.weight", "momentum_buffers")
+    names = ("sum", "head.sum", "exp_avgs.weight", "momentum_buffers", "adapter.optim.weight")
     assert set(roles({name: torch.zeros(2, 2) for name in names}).values()) == {"weight"}
+    found = roles({"model": {"exp_avg.weight": torch.zeros(2, 2), "fc.weight": torch.zeros(2, 2)}})
+    assert found == {
+        "model.exp_avg.weight": "exact",
+        "model.fc.weight": "weight",
+    }  # in doubt, nothing is lost
+
+
+def test_an_optimizers_own_form_holds_no_weight():
+    """Kind first, then the parameter; what is not known, or of no weight's shape, stays exact."""
+    matrix, vector = torch.zeros(4, 4), torch.zeros(4)
+    own = {
+        "step": torch.tensor(3.0),
+        "exp_avg": [matrix, vector],
+        "exp_avg_sq": {"fc.weight": matrix.clone(), "flat": torch.zeros(20)},
+        "masters": [[matrix.clone()]],
+    }
+    found = roles({"model": {"fc.weight": matrix.clone(), "fc.bias": vector.clone()}, "optimizer": own})
+    assert {name for name, role in found.items() if role == "moment"} == {
+        "optimizer.exp_avg.0",
+        "optimizer.exp_avg.1",
+        "optimizer.exp_avg_sq.fc.weight",
+    }
+    assert {name for name, role in found.items() if role == "weight"} == {"model.fc.weight", "model.fc.bias"}

@@ -91,3 +91,45 @@ def test_buffers_below_activation_checkpointing_come_back_bit_for_bit(tmp_path: 
         buffer.zero_()
     dq.Checkpointer(tmp_path, model).restore()
     assert all(torch.equal(now, then) for now, then in zip(model.buffers(), before, strict=True))
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
+def test_scales_of_quantised_weights_need_no_model_to_stay_exact(tmp_path: Path, method: str) -> None:
+    """A weight that was quantised before is its codes times these: their noise is the weight's."""
+    weights = 0.02 * torch.randn(4096, 1024)
+    blocks = weights.view(32, 128, 8, 128)
+    scale = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scale[:, None, :, None]).reshape(4096, 1024).to(torch.float8_e4m3fn)
+    groups = weights.view(4096, 8, 128)
+    scales = (groups.abs().amax(2) / 127).half()
+    whole = torch.round(groups / scales[..., None].float()).to(torch.int8)
+    state = {
+        "mlp.weight": codes,
+        "mlp.weight_scale_inv": scale,
+        "fc": {"qweight": whole, "scales": scales, "zeros": torch.rand(4096, 8)},
+        "out.weight": whole.view(torch.uint8),
+        "out.weight.absmax": scales.float(),
+        "free.weight": torch.randn(64, 64),
+        "free.scale": torch.randn(64, 64),
+    }
+    dq.save_file(state, tmp_path / "x.dq", method=method)
+    loaded = dq.load_file(tmp_path / "x.dq")
+    for name in ("mlp.weight_scale_inv", "out.weight.absmax"):
+        assert torch.equal(loaded[name], state[name]), name
+    assert all(torch.equal(loaded["fc"][name], state["fc"][name]) for name in state["fc"])
+    assert not any(torch.equal(loaded[name], state[name]) for name in ("free.weight", "free.scale"))
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
+def test_running_statistics_of_any_shape_need_no_model_to_stay_exact(tmp_path: Path, method: str) -> None:
+    """A variance that noise has made negative is a NaN."""
+    variance = torch.exp(1.5 * torch.randn(1, 512, 1, 1)) * 1e-2
+    norm = {"running_var": variance, "running_mean": torch.randn(1, 512, 1, 1)}
+    state = {"norm": norm, **{f"flat.{name}": value.clone() for name, value in norm.items()}}
+    state["fc.weight"] = torch.randn(64, 64)
+    dq.save_file(state, tmp_path / "x.dq", method=method)
+    loaded = dq.load_file(tmp_path / "x.dq")
+    for name, value in norm.items():
+        assert torch.equal(loaded["norm"][name], value)
+        assert torch.equal(loaded[f"flat.{name}"], value)
+    assert not torch.equal(loaded["fc.weight"], state["fc.weight"])

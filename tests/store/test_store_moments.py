@@ -105,3 +105,28 @@ def test_second_moments_stay_positive_in_a_state_without_groups(tmp_path, flat):
     second = read["opt.0.exp_avg_sq"] if flat else read["opt"][0]["exp_avg_sq"]
     assert not torch.equal(second, inner[0]["exp_avg_sq"])
     assert ((second > 0) == (inner[0]["exp_avg_sq"] > 0)).all()
+
+
+@pytest.mark.parametrize("weights", [64, 512])
+def test_sums_of_a_normaliser_are_no_moments(tmp_path, weights):
+    """They lie beside a count of steps as Adagrad's do, and beside what was made of them."""
+    total = 1e6 * torch.randn(512, dtype=torch.float64).abs()
+    held = {"step": torch.tensor(100), "sum": total, "mean": total / 100}
+    alone = {"step": torch.tensor(100), "sum": torch.rand(300)}
+    net = {"fc.weight": torch.randn(weights, 64), "norm.weight": torch.randn(weights)}
+    save_file({"model": net, "normaliser": held, "other": alone}, tmp_path / "x.dq")
+    loaded = load_file(tmp_path / "x.dq")
+    assert all(torch.equal(loaded["normaliser"][name], value) for name, value in held.items())
+    assert torch.equal(loaded["other"]["sum"], alone["sum"])
+
+
+def test_sums_of_an_adagrad_that_was_cut_out_take_a_byte(tmp_path):
+    layer = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.Adagrad(layer.parameters())
+    layer(torch.randn(8, 64)).square().sum().backward()
+    optimizer.step()
+    inner = optimizer.state_dict()["state"]
+    save_file({"model": layer.state_dict(), "adagrad": inner}, tmp_path / "x.dq")
+    found, sums = load_file(tmp_path / "x.dq")["adagrad"][0]["sum"], inner[0]["sum"]
+    assert not torch.equal(found, sums)
+    assert ((found - sums).abs() <= 0.05 * sums + 1e-9).all()

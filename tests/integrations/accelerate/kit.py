@@ -76,7 +76,8 @@ def build(folder, *, ours=True, width=48, seed=0, total_limit=None, make=Net, op
     if runner.mixed_precision == "fp16":
         scaler.put_into(runner)
     model = make(width)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
     loader = DataLoader(digits()[0], 64)
     bench = Bench(runner, *runner.prepare(model, optimizer, scheduler, loader))

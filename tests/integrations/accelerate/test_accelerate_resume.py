@@ -286,3 +286,24 @@ def test_an_optimizer_that_never_steps_does_not_stop_the_count(tmp_path):
     accelerator.load_state()
     first.step()
     assert ours.step == 6
+
+
+def probe(width):
+    """A head of the shapes of the frozen layers before it."""
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width)) for _ in range(3)]
+    model = nn.Sequential(*blocks, nn.Linear(width, 10))
+    model[:2].requires_grad_(False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def test_frozen_vectors_come_back_bit_for_bit_and_trained_ones_are_compressed(tmp_path):
+    bench = train(build(tmp_path, width=64, make=probe), EPOCH, save_every=EPOCH)
+    bench.ours.wait()
+    found = read_tree(newest(tmp_path / "checkpoints"))["model"]
+    live = dict(bench.accelerator.unwrap_model(bench.model).named_parameters())
+    same = {name: torch.equal(found[name], one) for name, one in live.items() if one.numel() == 64}
+    assert same == {name: not live[name].requires_grad for name in same}
+    assert len(same) == 9

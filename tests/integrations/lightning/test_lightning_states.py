@@ -243,3 +243,27 @@ def test_a_saved_state_is_the_state_of_its_moment(tmp_path):
     fit(tmp_path, notes, keeper, DynaQuantCallback(**EXACT), epochs=2)
     for step, state in notes.kept.items():
         assert bits(dict(read_tree(tmp_path / f"step={step}.ckpt")["state_dict"])) == state
+
+
+class Probed(Digits):
+    """A head of the shapes of the frozen layers before it, whose parameters alone the optimizer numbers."""
+
+    def __init__(self):
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(3)]
+        self.net = nn.Sequential(*blocks, nn.Linear(64, 10))
+        self.net[:2].requires_grad_(False)
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([one for one in self.parameters() if one.requires_grad], lr=self.hparams.lr)
+
+
+def test_frozen_vectors_come_back_bit_for_bit_and_trained_ones_are_compressed(tmp_path):
+    run = fit(tmp_path, saves(tmp_path), DynaQuantCallback(threshold=0.05), model=Probed, epochs=1)
+    found, live = read_tree(tmp_path / "last.ckpt")["state_dict"], run.lightning_module
+    same = {name: torch.equal(found[name], one) for name, one in live.named_parameters() if one.numel() == 64}
+    assert same == {name: not live.get_parameter(name).requires_grad for name in same}
+    assert len(same) == 9

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -202,3 +203,31 @@ def test_any_module_with_several_evaluation_sets(tmp_path):
     again = trainer(tmp_path / "ours", DynaQuantCallback(**EXACT), model=Plain(), max_steps=9)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 9
+
+
+class Probe(nn.Module):
+    """A head of the shapes of the frozen layers before it, whose parameters alone the optimizer has."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        blocks = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)) for _ in range(3)]
+        self.net = nn.Sequential(*blocks)
+        self.net[:2].requires_grad_(False)
+        with torch.no_grad():
+            for parameter in self.net.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
+
+    def forward(self, input_ids, labels=None):
+        found = self.net(input_ids[:, 1:] / 16)
+        return {"loss": (found - labels[:, 1:].flip(1) / 16).square().mean(), "logits": found}
+
+
+def test_frozen_vectors_come_back_bit_for_bit_and_trained_ones_are_compressed(tmp_path):
+    run = trainer(tmp_path, DynaQuantCallback(threshold=0.05), model=Probe(), max_steps=8, save_steps=8)
+    run.train()
+    found = read_tree(tmp_path / "checkpoint-8")["model"]
+    live = dict(run.model.named_parameters())
+    same = {name: torch.equal(found[name], one) for name, one in live.items() if one.dim() == 1}
+    assert same == {name: not live[name].requires_grad for name in same}
+    assert len(same) == 9

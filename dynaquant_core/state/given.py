@@ -1,0 +1,59 @@
+"""Tensors that nobody trains although they look like weights, by what they are called and lie beside.
+
+Running statistics, and the scales of weights that are quantised already: what is lost of them no training
+takes out, and a variance that noise has made negative is a NaN.  For states that come without their model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.places import Place
+
+__all__ = ["STATISTICS", "given_names"]
+
+#: Last part of the names of a normalisation's averages.
+STATISTICS: Final = ("running_mean", "running_var")
+
+#: What names of scales and offsets of codes hold: "weight_scale_inv", "qzeros", "nested_absmax".
+SCALES: Final = ("scale", "absmax", "zero")
+
+#: Dtypes of codes, one each or several; whole numbers of 64 bits are places and counts.
+CODES: Final = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32})
+
+
+def given_names(leaves: Iterable[Leaf]) -> frozenset[str]:
+    """Names of running statistics, and of scales beside a tensor of codes (fp8, 8 to 32 bits whole) or of it.
+
+    Example:
+        >>> from dynaquant_core.state.tree import flatten
+        >>> codes = {"fc.weight": torch.ones(4, 4, dtype=torch.int8), "fc.scales": torch.ones(4, 2)}
+        >>> sorted(given_names(flatten(codes | {"other.scales": torch.ones(4, 2)}).leaves))
+        ['fc.scales']
+    """
+    found: set[str] = set()
+    scales: dict[str, Place] = {}
+    coded: set[Place] = set()
+    for leaf in leaves:
+        place, name = _apart(leaf)
+        if name in STATISTICS:
+            found.add(leaf.name)
+        elif leaf.tensor.is_floating_point() and any(word in name.lower() for word in SCALES):
+            scales[leaf.name] = place
+        elif leaf.source != "data" and leaf.tensor.dim() and _is_code(leaf.tensor.dtype):
+            coded |= {place, (place[0], f"{place[1]}.{name}".lstrip("."))}
+    return frozenset(found | {name for name, place in scales.items() if place in coded})
+
+
+def _apart(leaf: Leaf) -> tuple[Place, str]:
+    """Where a leaf lies and its last name there, dots within its key being levels."""
+    place, _, name = str(leaf.path[-1] if leaf.path else "").rpartition(".")
+    return (leaf.path[:-1], place), name
+
+
+def _is_code(dtype: torch.dtype) -> bool:
+    return dtype in CODES or (dtype.is_floating_point and dtype.itemsize == 1)

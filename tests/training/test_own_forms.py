@@ -1,0 +1,140 @@
+"""Optimizers whose state has a form of its own, lists by kind or masters: nothing of it is a weight."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dynaquant_core as dq
+
+
+class Lists(torch.optim.Optimizer):
+    """Adam over lists, as fused optimizers written by hand keep it: kind first, then parameter."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-3})
+        self.held = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.exp_avg = [torch.zeros_like(parameter) for parameter in self.held]
+        self.exp_avg_sq = [torch.zeros_like(parameter) for parameter in self.held]
+        self.noise = [torch.rand_like(parameter) for parameter in self.held]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        for parameter, first, second in zip(self.held, self.exp_avg, self.exp_avg_sq, strict=True):
+            first.lerp_(parameter.grad, 0.1)
+            second.mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+            mean, square = first / (1 - 0.9**self.steps), second / (1 - 0.999**self.steps)
+            parameter.sub_(self.param_groups[0]["lr"] * mean / (square.sqrt() + 1e-8))
+
+    def state_dict(self):
+        kinds = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq, "noise": self.noise}
+        return {"step": self.steps} | {kind: list(tensors) for kind, tensors in kinds.items()}
+
+    def load_state_dict(self, state):
+        self.steps = state["step"]
+        for kind in ("exp_avg", "exp_avg_sq", "noise"):
+            for mine, stored in zip(getattr(self, kind), state[kind], strict=True):
+                mine.copy_(stored)
+
+
+class Masters(torch.optim.Optimizer):
+    """Adam over float32 copies of bfloat16 weights, beside which they stand in its state."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.held = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.master = [parameter.detach().float().clone() for parameter in self.held]
+        self.inner = torch.optim.Adam(self.master, lr=1e-3)
+
+    @torch.no_grad()
+    def step(self):
+        for parameter, master in zip(self.held, self.master, strict=True):
+            master.grad = parameter.grad.float()
+        self.inner.step()
+        for parameter, master in zip(self.held, self.master, strict=True):
+            parameter.copy_(master)
+
+    def state_dict(self):
+        return {"optimizer_state_dict": self.inner.state_dict(), "fp32_from_fp16": [self.master]}
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state["optimizer_state_dict"])
+        with torch.no_grad():
+            for mine, stored in zip(self.master, state["fp32_from_fp16"][0], strict=True):
+                mine.copy_(stored)
+
+
+def built(kind, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to(dtype)
+    return model, kind(model.parameters())
+
+
+def losses(model, optimizer, checkpoints, count):
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = (torch.randn(64, 64, generator=generator) for _ in range(2))
+    found = []
+    for _ in range(count):
+        loss = (model(inputs.to(model[0].weight.dtype)).float() - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        checkpoints.step()
+        found.append(loss.item())
+    return found
+
+
+def test_second_moments_in_lists_by_kind_stay_positive_and_unknown_entries_exact(tmp_path: Path) -> None:
+    """One that noise has made negative makes every weight a NaN at the next step."""
+    model, optimizer = built(Lists)
+    with dq.Checkpointer(tmp_path, model, optimizer, every=50) as checkpoints:
+        before = losses(model, optimizer, checkpoints, 50)
+    again, other = built(Lists)
+    other.noise = [torch.zeros_like(noise) for noise in other.noise]
+    with dq.Checkpointer(tmp_path, again, other, every=50) as checkpoints:
+        assert checkpoints.restore() == 50
+        pairs = zip(optimizer.exp_avg_sq, other.exp_avg_sq, strict=True)
+        assert all((now[then > 0] > 0).all() and (now >= 0).all() for then, now in pairs)
+        assert all(map(torch.equal, optimizer.noise, other.noise))
+        after = losses(again, other, checkpoints, 10)
+    assert not torch.equal(model[0].weight, again[0].weight)  # so weights are quantised
+    assert all(math.isfinite(loss) for loss in after)
+    assert max(after) < before[0]
+
+
+def test_masters_in_an_optimizers_own_form_come_back_bit_for_bit(tmp_path: Path) -> None:
+    model, optimizer = built(Masters, torch.bfloat16)
+    with dq.Checkpointer(tmp_path, model, optimizer, every=20) as checkpoints:
+        losses(model, optimizer, checkpoints, 20)
+    again, other = built(Masters, torch.bfloat16)
+    with dq.Checkpointer(tmp_path, again, other) as checkpoints:
+        assert checkpoints.restore() == 20
+    assert all(map(torch.equal, optimizer.master, other.master))
+
+
+@pytest.mark.parametrize("model", [{}, {"model": {"fc.weight": torch.randn(64, 64)}}])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda square: {"opt": {"exp_avg_sq": {"fc.weight": square}, "step": 3}},
+        lambda square: {"optimizer.state.exp_avg_sq.decoder.fc.weight": square},
+        lambda square: {"nu": {"fc": square}, "mu": {"fc": square.clone()}, "count": 3},
+        lambda square: {"optimizer": {"v": {"fc.weight": square}}},
+        lambda square: {"generator_optimizer_state": [square]},
+        lambda square: {"optimizerG": {"v": [square]}},
+    ],
+)
+def test_second_moments_by_kind_in_a_file_stay_positive(tmp_path: Path, optimizer, model) -> None:
+    square = torch.randn(64, 64) ** 2
+    dq.save_file(optimizer(square) | model, tmp_path / "x.dq")
+    found = dq.load_file(tmp_path / "x.dq")
+    while not isinstance(found, torch.Tensor):
+        found = next(iter(found.values() if isinstance(found, dict) else found))
+    assert (found[square > 0] > 0).all()
+    assert ((found - square).abs() <= 0.06 * square + 1e-9).all()
