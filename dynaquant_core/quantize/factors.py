@@ -162,7 +162,7 @@ def step_energy(tensor: Tensor, codes: NDArray[np.uint8], scales: NDArray[np.int
         for means in _decoded(codes, scales, values.shape)
     )
     total = sum(float((values[part] * columns).sum(axis=1) @ rows[part]) for part in _chunks(values.shape))
-    return total / max(1, np.count_nonzero(values))
+    return total / max(1, int(np.count_nonzero(values)))
 
 
 def encode_ternary(
