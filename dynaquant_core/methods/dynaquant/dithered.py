@@ -107,11 +107,11 @@ def widened(counts: SurvivorCounts, centres: Centres) -> Centres:
     """The centres, with another one at an end where more than `OUTERMOST` of the survivors are nearest to it.
 
     Example:
-        >>> values = np.array([-2.0, -1.0, 0.0, 0.9])
-        >>> edges = np.stack((values - 0.1, values + 0.1), axis=1)
+        >>> values = np.array([-2.0, -1.0, 0.0, 0.75])
+        >>> edges = np.stack((values - 0.25, values + 0.25), axis=1)
         >>> counts = SurvivorCounts(values, edges, np.array([1, 9, 80, 10]), energy=1.0, pruned_energy=0.0)
-        >>> widened(counts, np.array([-1.0, 0.0, 0.9], dtype=np.float32)).round(1).tolist()
-        [-2.1, -1.0, 0.0, 0.9, 1.0]
+        >>> widened(counts, np.array([-1.0, 0.0, 0.75], dtype=np.float32)).tolist()
+        [-2.25, -1.0, 0.0, 0.75, 1.0]
     """
     if not centres.size or not counts.values.size:
         return centres
