@@ -97,3 +97,14 @@ def test_codes_are_drawn_up_to_the_ends_of_the_outermost_bucket(scope):
         held = decoded(state, held)
         share, error = kept(before, state["w"], held.state()["w"])
         assert abs(share - 1) <= 4 * error
+
+
+def test_a_matrix_of_ones_that_learns_is_coded_from_then_on(tmp_path):
+    state = {"w": torch.ones(96, 96), "b": normal(96, 96)}
+    writer = dq.CheckpointStore(tmp_path, method="dynaquant")
+    for step in range(1, 5):
+        writer.save(step, state)
+        found = dq.CheckpointStore(tmp_path, method="dynaquant").load()["w"]
+        spread = (state["w"] - 1).norm()
+        assert (found - state["w"]).norm() <= 0.25 * spread
+        state = {"w": state["w"] + 0.1 * normal(96, 96, seed=step), "b": state["b"]}

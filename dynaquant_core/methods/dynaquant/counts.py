@@ -60,7 +60,7 @@ class SurvivorCounts:
         return float(np.dot(self.counts, np.where((below < 0) | (above < 0), outside, below * above)))
 
     def relative_error(self, centres: NDArray[np.float32], *, drawn: bool = False) -> float:
-        """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most; of zeros, 0 or infinite.
+        """Squared error ||w - w_hat||^2 over the energy, at most; where that is 0, 0 or infinite.
 
         With ``drawn`` codes are drawn from the two centres around a weight, which leaves up to twice as much.
         """
