@@ -22,12 +22,15 @@ __all__ = ["FIRST_CENTRE", "lookup", "table"]
 FIRST_CENTRE = 2
 
 
-def lookup(centres: NDArray[Any], buckets: Buckets) -> NDArray[np.uint8]:
+def lookup(
+    centres: NDArray[Any], buckets: Buckets, values: NDArray[np.float64] | None = None
+) -> NDArray[np.uint8]:
     """The level of each bucket: that of the centre nearest to its value, the lower one on a tie.
 
     Args:
         centres: floating[k], ascending, k at most 64; none: every bucket is level 0.
         buckets: signed buckets.
+        values: float64[size], ascending, what stands for each bucket; None: the buckets' own values.
 
     Returns:
         uint8[size], for `seam.assign`.
@@ -45,7 +48,9 @@ def lookup(centres: NDArray[Any], buckets: Buckets) -> NDArray[np.uint8]:
     wide = checked(centres).astype(np.float64)
     if wide.size == 0:
         return np.zeros(buckets.size, dtype=np.uint8)
-    ends = np.searchsorted(buckets.values, (wide[1:] + wide[:-1]) / 2, side="right")
+    ends = np.searchsorted(
+        buckets.values if values is None else values, (wide[1:] + wide[:-1]) / 2, side="right"
+    )
     widths = np.diff(np.concatenate(([0], ends, [buckets.size])))
     return np.repeat(np.arange(FIRST_CENTRE, FIRST_CENTRE + wide.size, dtype=np.uint8), widths)
 

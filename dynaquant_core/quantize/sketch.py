@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.quantize.buckets import Buckets
+from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.seam import histogram
 
 __all__ = ["Sketch", "SparseSketch"]
@@ -122,6 +124,32 @@ class SparseSketch:
     def dense(self) -> Sketch:
         """The whole sketch."""
         return Sketch(self.buckets, self.spread(self.counts))
+
+    def means(self, part: Tensor) -> NDArray[np.float64]:
+        """What stands for the values of each filled bucket: the mean of those in it.
+
+        The middle of a bucket is off by up to its relative error, all one way where values are equal or of
+        few bits: of bfloat16 a bucket of `BitBuckets(6)` holds two, its lower edge and about its middle.
+
+        Args:
+            part: some of the sketched values, or all, any shape and device; the same ones give the same bits.
+
+        Returns:
+            float64[r], ascending; the bucket's own value where none of ``part`` is in it, and of zero's.
+
+        Example:
+            >>> from dynaquant_core.quantize.buckets import BitBuckets
+            >>> ones = torch.ones(8)
+            >>> SparseSketch.of(Sketch.of(ones, BitBuckets(6))).means(ones).tolist()
+            [1.0]
+        """
+        values = flatten(part).to(torch.float32).cpu().numpy()
+        where = self.buckets.bucket_of(values)
+        counts = np.bincount(where, minlength=self.buckets.size)[self.rows]
+        sums = np.bincount(where, values, self.buckets.size)[self.rows]
+        own = self.buckets.values[self.rows]
+        found: NDArray[np.float64] = np.divide(sums, counts, out=own.copy(), where=(counts > 0) & (own != 0))
+        return found
 
     def spread(self, values: NDArray[_Number]) -> NDArray[_Number]:
         """Values of the filled buckets, [r], as values of all of them, [size]; zero elsewhere."""

@@ -68,3 +68,12 @@ def test_bad_centres_are_refused(centres):
     for use in (table, lambda array: lookup(array, BitBuckets(6))):
         with pytest.raises(ConfigError, match="64 finite centres"):
             use(np.array(centres, dtype=np.float64))
+
+
+def test_a_bucket_goes_where_what_stands_for_it_is_nearest():
+    """Values at the tops of neighbouring buckets: the upper one's middle is nearer to the lower value."""
+    buckets = BitBuckets(6)
+    pair = np.nextafter(np.float32([1 + 2**-6, 1 + 2**-5]), np.float32(0))
+    stand = buckets.values.copy()
+    stand[buckets.bucket_of(pair)] = pair
+    assert lookup(pair, buckets, stand)[buckets.bucket_of(pair)].tolist() == [2, 3]

@@ -182,3 +182,16 @@ def test_no_quantile_of_nothing_or_beyond():
         Sketch.empty(BitBuckets(6)).quantile(0.5)
     with pytest.raises(ConfigError):
         Sketch.of(torch.ones(3), BitBuckets(6)).quantile(1.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", [BitBuckets(6), LogBuckets(0.01)])
+def test_means_are_those_of_what_lies_in_each_bucket(dtype, scheme):
+    values = torch.randn(4000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values[:10] = 0.0
+    sparse = SparseSketch.of(Sketch.of(values, scheme))
+    exact = values.double().numpy()
+    where = scheme.bucket_of(exact)
+    expected = [exact[where == row].mean() for row in sparse.rows]
+    np.testing.assert_allclose(sparse.means(values), expected, rtol=1e-12)
+    assert (np.diff(sparse.means(values[:100])) > 0).all()

@@ -22,8 +22,9 @@ from dynaquant_core.quantize.kmeans.weights import bucket_weights
 
 __all__ = ["ERROR_CAP", "Book", "Keep", "choose_book", "fit", "fresh_book", "keep_or_fit", "within_cap"]
 
-#: Largest relative RMS error of a tensor, times its bins: 2.2 times what an optimal codebook of as many
-#: centres leaves of normal data.  A fit that breaks it is repeated by count alone, then with more bins.
+#: Largest RMS error of a tensor against its spread about its mean, times its bins: 2.2 times what an optimal
+#: codebook of as many centres leaves of normal data.  A fit that breaks it is repeated by count alone, then
+#: with more bins.
 ERROR_CAP = 3.5
 
 #: Most bins of a point inside the cube.

@@ -22,12 +22,15 @@ class SurvivorCounts:
 
     Args:
         values: float64[r], ascending, the value that stands for each used bucket.
+        edges: float64[r, 2], between which the values of each lie.
         counts: int64[r], weights in each bucket.
-        energy: sum of squares of the whole tensor, pruned and protected weights included.
+        energy: sum of squares of the whole tensor about its mean (published: about zero), pruned and
+            protected weights included; a tensor far from zero must not lose its spread.
         pruned_energy: largest share of that energy that the cut may have pruned.
     """
 
     values: NDArray[np.float64]
+    edges: NDArray[np.float64]
     counts: Counts
     energy: float
     pruned_energy: float
@@ -57,7 +60,7 @@ class SurvivorCounts:
         return float(np.dot(self.counts, np.where((below < 0) | (above < 0), outside, below * above)))
 
     def relative_error(self, centres: NDArray[np.float32], *, drawn: bool = False) -> float:
-        """Relative squared error ||w - w_hat||^2 / ||w||^2 of the tensor, at most; of zeros, 0 or infinite.
+        """Squared error ||w - w_hat||^2 over the energy, at most; where that is 0, 0 or infinite.
 
         With ``drawn`` codes are drawn from the two centres around a weight, which leaves up to twice as much.
         """

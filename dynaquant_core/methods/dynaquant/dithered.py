@@ -29,6 +29,7 @@ from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.held import Coded, Held
 from dynaquant_core.methods.dynaquant.sample import BLOCK
 from dynaquant_core.methods.dynaquant.survey import Survey
+from dynaquant_core.quantize.cells import LARGEST
 from dynaquant_core.quantize.cut import NO_CUT, PRUNED, Cut
 from dynaquant_core.quantize.dither import PLACES, Levels, assign_dithered, contexts
 from dynaquant_core.quantize.lattice import offset_key, offsets
@@ -76,7 +77,9 @@ def fitted_to(survey: Survey, name: str, cut: Cut) -> SurvivorCounts:
     if survey.epoch is None or not _has_zero(survey, name, cut):
         return counts
     others = counts.values != 0
-    return replace(counts, values=counts.values[others], counts=counts.counts[others])
+    return replace(
+        counts, values=counts.values[others], edges=counts.edges[others], counts=counts.counts[others]
+    )
 
 
 def _has_zero(survey: Survey, name: str, cut: Cut) -> bool:
@@ -104,17 +107,20 @@ def widened(counts: SurvivorCounts, centres: Centres) -> Centres:
     """The centres, with another one at an end where more than `OUTERMOST` of the survivors are nearest to it.
 
     Example:
-        >>> values = np.array([-2.0, -1.0, 0.0, 1.0])
-        >>> counts = SurvivorCounts(values, np.array([1, 9, 80, 10]), energy=1.0, pruned_energy=0.0)
-        >>> widened(counts, np.array([-1.0, 0.0, 1.0], dtype=np.float32)).tolist()
-        [-2.0, -1.0, 0.0, 1.0]
+        >>> values = np.array([-2.0, -1.0, 0.0, 0.75])
+        >>> edges = np.stack((values - 0.25, values + 0.25), axis=1)
+        >>> counts = SurvivorCounts(values, edges, np.array([1, 9, 80, 10]), energy=1.0, pruned_energy=0.0)
+        >>> widened(counts, np.array([-1.0, 0.0, 0.75], dtype=np.float32)).tolist()
+        [-2.25, -1.0, 0.0, 0.75, 1.0]
     """
     if not centres.size or not counts.values.size:
         return centres
     wide = centres.astype(np.float64)
     nearest = np.searchsorted((wide[1:] + wide[:-1]) / 2, counts.values)
     ends = []
-    for outermost, end in ((0, counts.values[0]), (centres.size - 1, counts.values[-1])):
+    # A bucket's edge, not what stands for it: the bucket of the outermost centre has values beyond it too.
+    low, high = np.clip((counts.edges[0, 0], counts.edges[-1, 1]), -LARGEST, LARGEST)
+    for outermost, end in ((0, low), (centres.size - 1, high)):
         crowded = counts.counts[nearest == outermost].sum() > OUTERMOST * counts.counts.sum()
         if crowded and not wide[0] <= end <= wide[-1]:
             ends.append(end)

@@ -22,7 +22,6 @@ from dynaquant_core.methods.dynaquant.predict import drawn_bytes, predicted_byte
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
 from dynaquant_core.methods.dynaquant.sample import sample, stride_of
 from dynaquant_core.methods.dynaquant.survey import Survey
-from dynaquant_core.quantize.codebook import lookup
 from dynaquant_core.quantize.cut import PROTECTED, Cut
 from dynaquant_core.quantize.dither import assign_dithered
 from dynaquant_core.quantize.lattice import offset_key
@@ -135,7 +134,9 @@ class CodesDraft:
                 self._room[name],
             )
             if self._epoch is None:
-                codes, protected = assign(tensor, slope, cut, lookup(book.centres, buckets), buckets, out=out)
+                codes, protected = assign(
+                    tensor, slope, cut, survey.lookup(name, book.centres), buckets, out=out
+                )
             else:
                 levels, key = levels_of(survey, name, cut, book.centres), offset_key(self._epoch, name)
                 codes, protected = assign_dithered(tensor, slope, cut, levels, buckets, key, out=out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dynaquant_core.config import Config, DynaQuantOptions
@@ -21,6 +22,11 @@ from dynaquant_core.methods.dynaquant.survey import Survey
 from dynaquant_core.state.roles import is_quantisable
 
 __all__ = ["DynaQuant"]
+
+#: A matrix whose values span less than this many buckets' widths is kept exactly.
+NARROW = 2
+#: Values that are looked at first.
+LOOK = 1 << 12
 
 
 class DynaQuant:
@@ -82,8 +88,14 @@ class DynaQuant:
         )
 
     def accepts(self, tensor: Tensor) -> bool:
-        """Floating matrices of at least 256 finite elements; the rest is stored exactly."""
-        return is_quantisable(tensor)
+        """Floating matrices of at least 256 finite elements; the rest is stored exactly.
+
+        So is a matrix that lies within two buckets (`is_narrow`), as one of ones does: its codes would tell
+        next to nothing of it.  Published: it is coded like the others.
+        """
+        options = self._options
+        narrow = 0.0 if options.profile == "paper" else NARROW * 2.0**-options.mantissa_bits
+        return is_quantisable(tensor) and not (narrow and is_narrow(tensor, narrow))
 
     def draft(self, state: Mapping[str, Tensor], ref: Reference | None, config: Any, hints: Hints) -> Draft:
         """Drafts ``state`` under ``config`` against ``ref``.
@@ -135,6 +147,23 @@ class DynaQuant:
         held = held_or_none(reference)
         assert held is not None
         return rekey_streams(held, self._options.coder)
+
+
+def is_narrow(tensor: Tensor, share: float) -> bool:
+    """Whether all values lie within a share of the largest magnitude; not where all are zero.
+
+    Example:
+        >>> is_narrow(torch.tensor([[1.0, 1.01]]), 0.03), is_narrow(torch.tensor([[1.0, 1.1]]), 0.03)
+        (True, False)
+    """
+    tensor = tensor.detach()
+    largest = 0.0
+    for part in (tensor[(0,) * (tensor.dim() - 1)][:LOOK], tensor):  # of most, a few values tell
+        low, high = (float(end) for end in torch.aminmax(part))
+        largest = max(abs(low), abs(high))
+        if high - low > share * largest:
+            return False
+    return largest > 0.0
 
 
 def point(**axes: Any) -> Config:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dynaquant_core.coding import cost
 from dynaquant_core.methods.dynaquant.dithered import drawn_counts
 from dynaquant_core.methods.dynaquant.survey import Survey
-from dynaquant_core.quantize.codebook import FIRST_CENTRE, lookup
+from dynaquant_core.quantize.codebook import FIRST_CENTRE
 from dynaquant_core.quantize.cut import Cut
 
 __all__ = ["drawn_bytes", "predicted_bytes", "stream_bytes"]
@@ -22,7 +22,7 @@ def predicted_bytes(survey: Survey, name: str, cut: Cut, centres: NDArray[np.flo
     """Bytes of a tensor's codes and protected weights under a cut and a codebook."""
     if survey.epoch is None:
         tally, scale = survey.tally(name, cut)
-        joint = tally.by_level(lookup(centres, survey.signed[name].buckets), FIRST_CENTRE + centres.size).T
+        joint = tally.by_level(survey.lookup(name, centres), FIRST_CENTRE + centres.size).T
     else:
         joint, scale = drawn_counts(survey, name, cut, centres)
     has_base = survey.ref is not None and survey.ref.coded(name) is not None

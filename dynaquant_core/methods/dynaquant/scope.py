@@ -21,11 +21,14 @@ def merge(parts: Mapping[str, SurvivorCounts]) -> SurvivorCounts:
     """Survivors of several tensors together; sketches merge by adding counts (paper A.1)."""
     values = np.concatenate([part.values for part in parts.values()])
     counts = np.concatenate([part.counts for part in parts.values()])
-    distinct, where = np.unique(values, return_inverse=True)
-    total = np.zeros(distinct.size, dtype=np.int64)
-    np.add.at(total, where, counts)
+    edges = np.concatenate([part.edges for part in parts.values()])
+    _, first, where = np.unique(edges[:, 0], return_index=True, return_inverse=True)
+    total = np.bincount(where, counts, first.size).astype(np.int64)
+    # About the first of each bucket: where all are the same value, it stays that to the last bit.
+    beyond = np.bincount(where, counts * (values - values[first][where]), first.size)
+    means = values[first] + beyond / np.maximum(total, 1)
     energy = sum(part.energy for part in parts.values())
-    return SurvivorCounts(distinct, total, energy, 0.0)
+    return SurvivorCounts(means, edges[first], total, energy, 0.0)
 
 
 def equal_error_bytes(nbytes: float, error: float, weights: int) -> float:

@@ -21,10 +21,10 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.held import Held
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
-from dynaquant_core.methods.dynaquant.sample import in_whole, sample, stride_of
+from dynaquant_core.methods.dynaquant.sample import LEAST, in_whole, sample, stride_of
 from dynaquant_core.quantize import partition, seam
 from dynaquant_core.quantize.buckets import BitBuckets, Buckets, LogBuckets
-from dynaquant_core.quantize.codebook import FIRST_CENTRE
+from dynaquant_core.quantize.codebook import FIRST_CENTRE, lookup
 from dynaquant_core.quantize.cut import PROTECTED, Cut
 from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.quantize.seam import Tally
@@ -70,6 +70,7 @@ class Survey:
         self.state, self.ref, self.options, self.epoch = state, ref, options, epoch
         if sketches_of is not None:  # same tensors, another base: the sketches do not depend on it
             self.__dict__["signed"] = sketches_of.signed
+            self.__dict__["means"] = sketches_of.means
             self.__dict__["scored"] = sketches_of.scored
         self.gradients = {name: hints.gradients[name] for name in state if name in hints.gradients}
         self.types = {
@@ -96,6 +97,29 @@ class Survey:
             return SparseSketch.of(Sketch.of(tensor, buckets))
 
         return dict(zip(self.state, map_threads(sketch, list(self.state.values())), strict=True))
+
+    @lazy
+    def means(self) -> dict[str, NDArray[np.float64]]:
+        """What stands for each filled bucket of `signed`: the mean of its values (published: its own).
+
+        Of a large tensor a sample tells, the same on every device; a bucket that it misses keeps its own.
+        """
+
+        def mean(name: str) -> NDArray[np.float64]:
+            sketch = self.signed[name]
+            if self.options.profile == "paper":
+                return sketch.buckets.values[sketch.rows]
+            flat = self.state[name].detach().reshape(-1)
+            return sketch.means(sample(flat, max(1, flat.numel() // LEAST)))
+
+        return dict(zip(self.state, map_threads(mean, list(self.state)), strict=True))
+
+    def lookup(self, name: str, centres: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """The level of each bucket of a tensor under a codebook (`codebook.lookup`)."""
+        sketch = self.signed[name]
+        stand = sketch.buckets.values.copy()
+        stand[sketch.rows] = self.means[name]
+        return lookup(centres, sketch.buckets, stand)
 
     def magnitudes(self) -> dict[str, Sketch]:
         """Magnitude sketch of every tensor, folded from the signed one (cheap to make, large to keep)."""
@@ -174,9 +198,16 @@ class Survey:
         else:
             stays = ~(cut.pruned(buckets) | cut.protected(buckets))[sketch.rows]
             rows, counts = sketch.rows[stays], sketch.counts[stays]
-        energy = float(np.dot(sketch.counts, buckets.values[sketch.rows] ** 2))
+        means = self.means[name]
+        middle = 0.0
+        if self.options.profile != "paper":
+            middle = float(np.dot(sketch.counts, means)) / max(1, int(sketch.counts.sum()))
+        energy = float(np.dot(sketch.counts, (means - middle) ** 2))
         pruned = 0.0 if cut.prunes_zeros_alone(buckets) else self.options.energy_cap
-        return SurvivorCounts(buckets.values[rows], counts, energy, pruned)
+        edges = np.stack((buckets.edges[rows], buckets.edges[rows + 1]), axis=1)
+        edges[buckets.values[rows] == 0] = 0.0
+        values = means[np.searchsorted(sketch.rows, rows)]
+        return SurvivorCounts(values, edges, counts, energy, pruned)
 
     def _count_jointly(self, name: str, cut: Cut) -> tuple[Tally, float]:
         base = None if self.ref is None else self.ref.coded(name)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from torch import Tensor
 
+from dynaquant_core.methods.moments.forms import Coded, encoded
 from dynaquant_core.methods.moments.policy import MomentsPolicy, worth_factoring
+from dynaquant_core.quantize.factors import step_energy
 
 __all__ = ["Minimal"]
+
+#: A product that would make the energy of steps more than this many times as large is not taken.
+MOST_ENERGY: Final = 8.0
 
 
 class Minimal(MomentsPolicy):
@@ -20,7 +27,8 @@ class Minimal(MomentsPolicy):
       Nothing of the movement along the first moment is lost (`quantize.factors`).
     * restore cost: not visible.
 
-    Momentum of SGD is a first moment.  Tensors of one dimension keep 4 and 8 bits instead.
+    Momentum of SGD is a first moment.  Tensors of one dimension keep 4 and 8 bits instead.  A second moment
+    that is no product, so that steps after a restore would leap, keeps 4 bits.
 
     Example:
         >>> import torch
@@ -37,3 +45,10 @@ class Minimal(MomentsPolicy):
     def second(self, tensor: Tensor) -> str:
         """The product of rows and columns; 8-bit blocks where these would be as many."""
         return "p" if worth_factoring(tensor) else "e"
+
+    def encoded(self, name: str, tensor: Tensor) -> Coded:
+        """A moment in its form; in 4-bit blocks where its product would be far too small (`MOST_ENERGY`)."""
+        found = super().encoded(name, tensor)
+        if found.letter == "p" and step_energy(tensor, found.factors, found.scales) > MOST_ENERGY:
+            return encoded(tensor, "s")
+        return found
