@@ -88,7 +88,7 @@ class FolderSaver(CheckpointSaver):
         if dist.get_global_rank() == 0:
             finish(self._names(state), self._latest(state))
         dist.barrier()
-        read_by(self._read)
+        read_by(self._read, state)
         explain_misfits(state)
 
     def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -206,7 +206,10 @@ class FolderSaver(CheckpointSaver):
         return Path(self.latest_filename.format(state)).absolute()
 
     def _read(self, folder: Path) -> Any:
-        return self._run.load(folder, weights_only=False)  # as Composer reads its own
+        tree = self._run.load(folder, weights_only=False)  # as Composer reads its own
+        if self.weights_only and "optimizers" in tree["state"]:
+            self._run.stand_alone()
+        return tree
 
     def _watch(self, state: State) -> None:
         self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
