@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 #: When Composer's schedule may ask for a save.
 SCHEDULED: Final = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
 
+#: The pattern under which every bit is kept, so that there is nothing to measure.
+EVERYTHING: Final = "*"
+
 
 class FolderSaver(CheckpointSaver):
     """A `CheckpointSaver` whose checkpoints `PluginRun` writes.
@@ -216,7 +219,7 @@ class FolderSaver(CheckpointSaver):
 
     def _evaluate(self, state: State) -> Callable[[], float] | None:
         """The evaluators' measure; for the same ones the same object again, so that the search goes on."""
-        if self._options.evaluate is not None or not state.evaluators:
+        if self._options.evaluate is not None or not state.evaluators or EVERYTHING in self._options.exact:
             return None
         key = (state, [(each.label, list(state.eval_metrics[each.label])) for each in state.evaluators])
         if self._measured is None or self._measured[0] != key:
