@@ -263,6 +263,15 @@ class PluginRun:
         self._watched.begin_life()
         return tree
 
+    def stand_alone(self) -> None:
+        """Makes the next save build on nothing; its method and what searches have learnt stay.
+
+        For checkpoints that leave out much of what was loaded: a delta would keep all of that beside it.
+        """
+        self._line.join()
+        self._chosen = None
+        self._trail.forget()
+
     # -- ending ------------------------------------------------------------------------------------
 
     def wait(self) -> CheckpointInfo | None:

@@ -17,7 +17,7 @@ from dynaquant_accelerate.folders import is_sign, put_sign, weights_in
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
 from dynaquant_accelerate.naming import Naming
-from dynaquant_accelerate.prepared import averages, inner_optimizers, whose
+from dynaquant_accelerate.prepared import averages, inner_optimizers, whose, written_of
 from dynaquant_accelerate.schedule import Steps, steps_of
 from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
 from dynaquant_accelerate.tracking import Tracking
@@ -106,10 +106,10 @@ class Installed:
         self._naming.clear_the_way()
         self._watch()  # what was prepared or registered since belongs to it
         try:
-            place, models = self._save_the_rest(output_dir, *args, **kwargs)
+            place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
         except (OSError, RuntimeError) as error:
             return self._refused(error)
-        tree = state_of(self._accelerator, models, step)
+        tree = state_of(self._accelerator, models, written, step)
         self._accelerator.wait_for_everyone()  # every file of every process is there
         run.choose(step, tree)  # from here on nobody waits: where a process cannot measure, the others leave
         if self._accelerator.is_main_process:
@@ -182,24 +182,28 @@ class Installed:
             raise StorageError(message) from error
         logger.warning("training goes on: %s", message)
 
-    def _save_the_rest(self, output_dir: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[nn.Module]]:
+    def _save_the_rest(
+        self, output_dir: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, list[nn.Module], list[nn.Module]]:
         """Lets Accelerate write everything but weights and optimizers.
 
         Returns:
-            The folder, and the models whose weights no hook of the user has kept to itself.
+            The folder, the models whose weights no hook of the user has kept to itself, and `written_of`.
         """
         models: list[nn.Module] = []
+        written: list[nn.Module] = []
         stale = {} if output_dir is None else weights_in(Path(output_dir))
 
         def take_weights(all_models: list[nn.Module], weights: list[Any], folder: str) -> None:
             models.extend(whose(weights, all_models))
+            written.extend(written_of(weights, all_models, models))
             weights.clear()
             if self._accelerator.is_main_process:
                 put_sign(Path(folder), stale)
 
         hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
         with self._naming.nothing_goes(), self._naming.claimed(), giving_stubs(self._held()), hook:
-            return self._save(output_dir, *args, **kwargs), models
+            return self._save(output_dir, *args, **kwargs), models, written
 
     def _give_weights(self, weights_only: bool, models: list[nn.Module], folder: str) -> None:
         tree = self._run.load(folder, weights_only=weights_only)

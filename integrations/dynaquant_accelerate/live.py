@@ -39,14 +39,20 @@ def modules_of(accelerator: Any, models: Sequence[nn.Module]) -> dict[str, nn.Mo
     return {name: module for name, module in named.items() if module.state_dict()}
 
 
-def state_of(accelerator: Any, models: Sequence[nn.Module], step: int) -> dict[str, Any]:
+def state_of(
+    accelerator: Any, models: Sequence[nn.Module], written: Sequence[nn.Module], step: int
+) -> dict[str, Any]:
     """The tree to save; its tensors are the live ones.
 
-    One model alone stands under "model" as it is, several by name; so do optimizers, by number.
+    One model alone stands under "model" as it is, several by name; so do optimizers, by number.  Under
+    "files" are the names of the models of which Accelerate writes a file each, None for one without state.
     """
     states = {name: module.state_dict() for name, module in modules_of(accelerator, models).items()}
     optimizers = [optimizer.state_dict() for optimizer in inner_optimizers(accelerator)]
-    return {"step": step, "model": _alone(states), "optimizer": optimizers}
+    places = {id(model): f"model_{place}" for place, model in enumerate(accelerator._models)}
+    names = [places[id(model)] for model in written]
+    files = [name if name in states else None for name in names]
+    return {"step": step, "model": _alone(states), "files": files, "optimizer": optimizers}
 
 
 def put_back(accelerator: Any, models: Sequence[nn.Module], tree: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,23 +74,37 @@ def _ours(folder: str, names: list[str]) -> set[str]:
 
 
 def _write(tree: Mapping[str, Any], folder: Path, prefix: str) -> None:
-    models, averages = _modules(tree["model"])
+    models, averages = _modules(tree["model"], tree.get("files"))
     for place, weights in enumerate(models):
         named = {prefix + name: value for name, value in weights.items()}
-        torch.save(named, folder / _numbered(SIGN, place))
+        file = folder / _numbered(SIGN, place)
+        if named or not file.exists():  # a hook of the user may have written weights under this name
+            torch.save(named, file)
     stubs = [path for path in sorted(folder.glob("custom_checkpoint_*.pkl"), key=_number) if _is_stub(path)]
-    for path, weights in zip(stubs, averages, strict=False):  # no stubs without a source
-        torch.save(weights, path)
+    for place, path in enumerate(stubs):  # there are none without a source
+        torch.save(averages.get(place, {}), path)
     for place, state in enumerate(tree["optimizer"]):
         torch.save(state, folder / _numbered("optimizer.bin", place))
 
 
-def _modules(stored: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """The models and the averages among what `live.state_of` has named."""
+def _modules(
+    stored: Mapping[str, Any], files: Sequence[str | None] | None
+) -> tuple[list[Mapping[str, Any]], dict[int, Any]]:
+    """What `live.state_of` has named: the models in the order of their files, and averages by their places.
+
+    Args:
+        stored: by name, or one alone.
+        files: as `live.state_of`; None: of a version that did not write it, the models in their order.
+    """
     if not all(re.fullmatch(r"(model|average)_\d+", name) for name in stored):
-        return [stored], []
-    models = [stored[name] for name in stored if name.startswith("model_")]
-    return models, [stored[name] for name in stored if name.startswith("average_")]
+        alone = next((name for name in files or () if name is not None), None)
+        if files is not None and alone is None:
+            return [{} for _ in files], {0: stored}
+        stored = {alone or "model_0": stored}
+    if files is None:
+        files = [name for name in stored if name.startswith("model_")]
+    averages = {int(name.rsplit("_", 1)[1]): stored[name] for name in stored if name.startswith("average_")}
+    return [stored[name] if name is not None else {} for name in files], averages
 
 
 def _numbered(name: str, place: int) -> str:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.errors import ConfigError
 
-__all__ = ["averages", "inner_optimizers", "require_prepared", "whose"]
+__all__ = ["averages", "inner_optimizers", "require_prepared", "whose", "written_of"]
 
 
 def require_prepared(accelerator: Any) -> None:
@@ -54,6 +54,22 @@ def whose(states: Iterable[dict[str, Any]], models: Sequence[nn.Module]) -> list
             copies.remove(set(state))
             there.append(model)
     return there
+
+
+def written_of(
+    states: Iterable[dict[str, Any]], models: Sequence[nn.Module], there: Sequence[nn.Module]
+) -> list[nn.Module]:
+    """The models of which Accelerate writes a file each, in its order: the file's number is the place here.
+
+    Args:
+        states: as a hook is given them; an empty one (of a loss that was prepared too) has a file as well.
+        models: all of them.
+        there: those of `whose`.
+    """
+    found, empty = {id(model) for model in there}, sum(not state for state in states)
+    bare = [id(model) for model in models if not model.state_dict()]
+    found.update(bare[:empty])
+    return [model for model in models if id(model) in found]
 
 
 def _addresses(state: dict[str, Any]) -> set[int]:

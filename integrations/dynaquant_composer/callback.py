@@ -30,6 +30,7 @@ class DynaQuantCallback(FolderSaver):
         save_interval: as there: "500ba", "1ep", "0.1dur", "60sec", a number of epochs, or a function.
         filename, latest_filename, overwrite, num_checkpoints_to_keep, weights_only, ignore_keys: as there.
         metric: name of the evaluators' metric to search by; None: the first that fits ``mode``.
+            Evaluators without it are left out, and the log names them.
         evaluate: instead of the evaluators: takes nothing, or the model; returns a number, or one a batch, on
             fixed held-out batches, the same on every rank.  With neither evaluators nor this a fixed careful
             configuration is used.

@@ -32,11 +32,11 @@ def bare_model(state: State) -> Any:
 
 
 class Evaluation:
-    """Gives the metric's mean over the evaluators, on all their data and on every rank the same.
+    """Gives the metric's mean over the evaluators that have it, on all their data, on every rank the same.
 
     Args:
         state: of the trainer.
-        metric: name of a metric of the evaluators; None: the first one that fits ``mode``.
+        metric: name of a metric of the evaluators; None: of each the first one that fits ``mode``.
         mode: whether it is to be minimised or maximised.
 
     Raises:
@@ -45,18 +45,21 @@ class Evaluation:
 
     def __init__(self, state: State, metric: str | None, mode: Mode) -> None:
         self._state = state
-        self._names = {
-            evaluator.label: metric_of(state.eval_metrics[evaluator.label], metric, mode, evaluator.label)
-            for evaluator in state.evaluators
-        }
+        self._names = _names_of(state, metric, mode)
         said = ", ".join(f"{name} of {label}" for label, name in self._names.items())
         logger.info("checkpoints are searched for by %s (mode %r)", said, mode)
+        others = [each.label for each in state.evaluators if each.label not in self._names]
+        if others:
+            logger.warning(
+                "checkpoints are searched for by %s alone; no metric that fits: %s", said, ", ".join(others)
+            )
         if len(set(self._names.values())) > 1:
             logger.warning("the mean of %s need not be on one scale; name one of them with metric=", said)
 
     def __call__(self) -> float:
         """The metric of the model as it is."""
-        values = [self._measure(evaluator) for evaluator in self._state.evaluators]
+        measured = [each for each in self._state.evaluators if each.label in self._names]
+        values = [self._measure(evaluator) for evaluator in measured]
         return math.fsum(values) / len(values)
 
     def _measure(self, evaluator: Evaluator) -> float:
@@ -103,6 +106,30 @@ class Evaluation:
             outputs = model.eval_forward(batch)
         with get_precision_context(precision, settings):
             model.update_metric(batch, outputs, metric)
+
+
+def _names_of(state: State, metric: str | None, mode: Mode) -> dict[str, str]:
+    """Label -> metric of the evaluators that have one that fits; raises ConfigError where none does."""
+    found = {
+        evaluator.label: _fitting(state.eval_metrics[evaluator.label], metric, mode, evaluator.label)
+        for evaluator in state.evaluators
+    }
+    names = {label: name for label, name in found.items() if isinstance(name, str)}
+    misfits = [error for error in found.values() if isinstance(error, ConfigError)]
+    if names:
+        return names
+    if len(misfits) == 1:
+        raise misfits[0]
+    first = str(misfits[0]).rstrip(".")
+    raise ConfigError(f"{first}; none of the {len(misfits)} evaluators has a metric that fits.")
+
+
+def _fitting(metrics: dict[str, Any], name: str | None, mode: Mode, label: str) -> str | ConfigError:
+    """As `metric_of`; what it raises is given back."""
+    try:
+        return metric_of(metrics, name, mode, label)
+    except ConfigError as error:
+        return error
 
 
 def metric_of(metrics: dict[str, Any], name: str | None, mode: Mode, label: str) -> str:

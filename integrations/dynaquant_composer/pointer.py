@@ -44,8 +44,8 @@ Read = Callable[[Path], Any]
 #: No pointer is longer.
 MAX_BYTES: Final = 4096
 
-#: How to read, where a trainer of ours is loading; it lets go of a trainer that is gone.
-_readers: list[weakref.WeakMethod[Read]] = []
+#: How to read, and for whom, where a trainer of ours is loading; it lets go of a trainer that is gone.
+_readers: list[tuple[weakref.WeakMethod[Read], weakref.ref[Any]]] = []
 
 #: The folders read since the last `read_by`.
 _found: list[Path] = []
@@ -115,24 +115,40 @@ def open_checkpoint(name: str) -> Any:
             f"there or not whole; copy both together, or make one file with: dynaquant export --to composer."
         )
     _found.append(folder)
-    reader = next((found for reference in reversed(_readers) if (found := reference()) is not None), None)
-    return read_tree(folder, weights_only=False) if reader is None else reader(folder)
+    readers = _readers_now()
+    for read in readers[1:]:
+        read(folder)
+    return readers[0](folder) if readers else read_tree(folder, weights_only=False)
 
 
-def read_by(read: Read) -> None:
-    """From now on ``read``, a bound method, reads what pointers stand for."""
-    _readers.append(weakref.WeakMethod(read))
+def read_by(read: Read, trainer: Any) -> None:
+    """From now on ``read``, a bound method, reads what pointers stand for.
+
+    All that were given for one trainer read, each for itself: every callback goes on from what was loaded.
+
+    Args:
+        read: given the folder.
+        trainer: that is loading: its state.  A later one takes the place of one whose loading has failed.
+    """
+    stop_reading_by(read)
+    _readers.append((weakref.WeakMethod(read), weakref.ref(trainer)))
     _found.clear()
 
 
 def stop_reading_by(read: Read) -> None:
     """Ends `read_by`."""
-    _readers[:] = [reference for reference in _readers if reference() not in (None, read)]
+    _readers[:] = [pair for pair in _readers if pair[0]() not in (None, read)]
 
 
 def was_read() -> Path | None:
     """The folder of the checkpoint that was read last since `read_by`, whoever read it; None: none was."""
     return _found[-1] if _found else None
+
+
+def _readers_now() -> list[Read]:
+    """Those of the trainer that began to load last."""
+    live = [(read, of()) for reference, of in _readers if (read := reference()) is not None]
+    return [read for read, trainer in live if trainer is live[-1][1]]
 
 
 def _file_being_loaded() -> Path | None:

@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 #: When Composer's schedule may ask for a save.
 SCHEDULED: Final = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
 
+#: The pattern under which every bit is kept, so that there is nothing to measure.
+EVERYTHING: Final = "*"
+
 
 class FolderSaver(CheckpointSaver):
     """A `CheckpointSaver` whose checkpoints `PluginRun` writes.
@@ -88,7 +91,7 @@ class FolderSaver(CheckpointSaver):
         if dist.get_global_rank() == 0:
             finish(self._names(state), self._latest(state))
         dist.barrier()
-        read_by(self._read)
+        read_by(self._read, state)
         explain_misfits(state)
 
     def after_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -206,14 +209,17 @@ class FolderSaver(CheckpointSaver):
         return Path(self.latest_filename.format(state)).absolute()
 
     def _read(self, folder: Path) -> Any:
-        return self._run.load(folder, weights_only=False)  # as Composer reads its own
+        tree = self._run.load(folder, weights_only=False)  # as Composer reads its own
+        if self.weights_only and "optimizers" in tree["state"]:
+            self._run.stand_alone()
+        return tree
 
     def _watch(self, state: State) -> None:
         self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
 
     def _evaluate(self, state: State) -> Callable[[], float] | None:
         """The evaluators' measure; for the same ones the same object again, so that the search goes on."""
-        if self._options.evaluate is not None or not state.evaluators:
+        if self._options.evaluate is not None or not state.evaluators or EVERYTHING in self._options.exact:
             return None
         key = (state, [(each.label, list(state.eval_metrics[each.label])) for each in state.evaluators])
         if self._measured is None or self._measured[0] != key:

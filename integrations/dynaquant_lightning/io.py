@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
-from dynaquant_core.plugins import PluginOptions, Turns, describe
+from dynaquant_core.plugins import PluginOptions, Turns
 from dynaquant_lightning.paths import is_ours, local
-from dynaquant_lightning.reading import device_of, only_weights, require_ours
+from dynaquant_lightning.reading import device_of, only_weights, require_ours, was_with_optimizer
 from dynaquant_lightning.runs import Runs
-from dynaquant_lightning.tree import from_tree, has_moments, to_tree
+from dynaquant_lightning.tree import from_tree, has_moments, kind_note, to_tree
 
 __all__ = ["DynaQuantCheckpointIO"]
 
@@ -128,8 +128,7 @@ class DynaQuantCheckpointIO(CheckpointIO):
         if not (is_ours(path) or Path(local(path)).is_dir()):
             return self._native.load_checkpoint(path, map_location, weights_only)  # type: ignore[no-any-return]
         folder = require_ours(path)
-        has_optimizer = describe(folder).parts.get("moment", {}).get("raw_bytes", 0) > 0
-        run = self.runs.of(moments=has_optimizer)
+        run = self.runs.of(moments=was_with_optimizer(folder, weights_only))
         tree = run.load(folder, device=device_of(map_location), weights_only=only_weights(weights_only))
         return from_tree(tree, folder)  # type: ignore[no-any-return]
 
@@ -157,7 +156,8 @@ class DynaQuantCheckpointIO(CheckpointIO):
         """Compresses a checkpoint into the folder ``path``."""
         run = self.runs.begin(path, moments=has_moments(checkpoint))
         with _unsynchronised(self._parallel):  # the other ranks wait for this one's search
-            run.save(path, self.step_of(checkpoint), to_tree(checkpoint, path))
+            tree = to_tree(checkpoint, path)
+            run.save(path, self.step_of(checkpoint), tree, note=kind_note(checkpoint))
 
     def step_of(self, checkpoint: Mapping[str, Any]) -> int:
         """Completed steps as the checkpoint tells them; where it does not, saves are counted."""

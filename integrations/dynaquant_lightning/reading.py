@@ -12,9 +12,9 @@ from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.plugins import read_tree
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_lightning.paths import local
-from dynaquant_lightning.tree import from_tree
+from dynaquant_lightning.tree import from_tree, has_moments, kind_in
 
-__all__ = ["FRAMEWORK", "device_of", "only_weights", "read_checkpoint", "require_ours"]
+__all__ = ["FRAMEWORK", "device_of", "only_weights", "read_checkpoint", "require_ours", "was_with_optimizer"]
 
 FRAMEWORK = "lightning"
 
@@ -32,6 +32,15 @@ def read_checkpoint(path: Any, map_location: Any = None, weights_only: bool | No
     folder = require_ours(path)
     tree = read_tree(folder, device=device_of(map_location), weights_only=only_weights(weights_only))
     return from_tree(tree, folder)
+
+
+def was_with_optimizer(folder: Path, weights_only: bool | None = None) -> bool:
+    """Whether an optimizer's state was saved into ``folder``; raises as `read_checkpoint`.
+
+    Folders whose note does not say so, of versions that wrote none, are read to tell.
+    """
+    told = kind_in(Marker.read(folder).note)
+    return has_moments(read_checkpoint(folder, weights_only=weights_only)) if told is None else told
 
 
 def require_ours(path: Any) -> Path:

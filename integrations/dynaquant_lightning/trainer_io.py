@@ -19,7 +19,7 @@ from dynaquant_core.plugins import figures_of
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
-from dynaquant_lightning.tree import LAST, has_moments, is_copied, to_tree
+from dynaquant_lightning.tree import LAST, has_moments, is_copied, kind_note, to_tree
 from dynaquant_lightning.validation import Validation
 
 __all__ = ["TrainerCheckpointIO"]
@@ -98,7 +98,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         twin = self._twin(path)
         if twin is not None:
             run = self.runs.begin(path, moments=has_moments(checkpoint))
-            run.copy(twin, path, note={LAST: Path(path).name})
+            run.copy(twin, path, note={LAST: Path(path).name, **kind_note(checkpoint)})
             return
         if self.trainer.world_size == 1:
             self._find_measure()

@@ -12,11 +12,18 @@ from torch import Tensor, nn
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_lightning.paths import local
 
-__all__ = ["LAST", "from_tree", "has_moments", "is_copied", "is_half", "to_tree"]
+__all__ = ["LAST", "from_tree", "has_moments", "is_copied", "is_half", "kind_in", "kind_note", "to_tree"]
 
 #: In the note of a folder that was linked as a ModelCheckpoint's last: its name.  A folder that a user
 #: copied or renamed is nobody's last, and nobody's to remove.
 LAST = "last"
+
+#: In the note of every folder: whether `has_moments` held of what was saved.
+KIND = "kind"
+WITH, WITHOUT = "with optimizer", "without optimizer"
+
+#: How deep a checkpoint is searched for an optimizer's state.
+DEPTH = 8
 
 #: The name under which a checkpoint was saved; a second name for it is a copy of its folder.
 SAVED_AS = "dynaquant_saved_as"
@@ -68,9 +75,34 @@ def from_tree(tree: Any, path: Path | None = None) -> Any:
     return checkpoint
 
 
-def has_moments(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's state is in it: with and without are two kinds that share no base."""
-    return any(state.get("state") for value in checkpoint.values() for state in _optimizers(value))
+def has_moments(checkpoint: Any, depth: int = DEPTH) -> bool:
+    """Whether an optimizer's state is in it: with and without are two kinds that share no base.
+
+    Example:
+        >>> has_moments({"optimizers": {"main": {"state": {0: {"prev": 1.0}}, "param_groups": []}}})
+        True
+    """
+    if not isinstance(checkpoint, (Mapping, list, tuple)) or depth == 0:
+        return False
+    if isinstance(checkpoint, Mapping) and isinstance(checkpoint.get("param_groups"), (list, tuple)):
+        return bool(checkpoint.get("state"))
+    values = checkpoint.values() if isinstance(checkpoint, Mapping) else checkpoint
+    return any(has_moments(value, depth - 1) for value in values)
+
+
+def kind_note(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """What the note of a folder says of its kind: a tensor's name need not tell that it is an optimizer's."""
+    return {KIND: WITH if has_moments(checkpoint) else WITHOUT}
+
+
+def kind_in(note: Mapping[str, str]) -> bool | None:
+    """What `has_moments` said of the checkpoint with this note; None: the note does not tell.
+
+    Example:
+        >>> kind_in(kind_note({"epoch": 3})), kind_in({})
+        (False, None)
+    """
+    return None if KIND not in note else note[KIND] == WITH
 
 
 def is_copied(checkpoint: Mapping[str, Any], module: nn.Module) -> bool:
@@ -79,11 +111,6 @@ def is_copied(checkpoint: Mapping[str, Any], module: nn.Module) -> bool:
     states = [value.values() for value in checkpoint.values() if isinstance(value, Mapping)]
     tensors = [tensor for state in states for tensor in state if isinstance(tensor, Tensor)]
     return not any(tensor.untyped_storage().data_ptr() in own for tensor in tensors)
-
-
-def _optimizers(value: Any) -> list[Mapping[str, Any]]:
-    candidates = value if isinstance(value, (list, tuple)) else [value]
-    return [one for one in candidates if isinstance(one, Mapping) and "param_groups" in one]
 
 
 def _mappings(states: Any) -> list[dict[str, Any]]:

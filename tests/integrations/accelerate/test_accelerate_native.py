@@ -1,11 +1,18 @@
 """Leaving and joining: native folders loaded with us, ours exported and loaded without us."""
 
 import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
 
 from dynaquant_accelerate import export, install
 from dynaquant_core.errors import NotAStoreError, StateMismatchError, UnsafePathError
 from dynaquant_core.plugins import read_tree
-from tests.integrations.accelerate.kit import EPOCH, EXACT, build, everything, names, resume, train
+from tests.integrations.accelerate.conftest import forget
+from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, everything, names, resume, train
+
+#: In which models and a loss, which has no state, may be prepared.
+ORDERS = ["model loss", "loss model", "model loss second", "loss model second", "model second"]
 
 
 @pytest.fixture
@@ -65,3 +72,84 @@ def test_a_native_folder_that_is_saved_over_leaves_no_stale_weights(tmp_path):
     bench.accelerator.save_state(str(tmp_path / "same"))
     ours.wait()
     assert "model.safetensors" not in names(tmp_path / "same")
+
+
+def prepared(order, *averaged):
+    """(the accelerator, modules by name): these are prepared in this order, and averages registered."""
+    forget()
+    modules = {"model": nn.Linear(4, 3), "second": nn.Linear(3, 4), "loss": nn.CrossEntropyLoss()}
+    optimizer = torch.optim.Adam([*modules["model"].parameters(), *modules["second"].parameters()])
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(*[modules[name] for name in order], optimizer)
+    accelerator.register_for_checkpointing(*averaged)
+    return accelerator, {name: modules[name] for name in order}
+
+
+def weights(modules):
+    return bits({name: module.state_dict() for name, module in modules.items()})
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_prepared_loss_keeps_its_place(tmp_path, order):
+    accelerator, modules = prepared(order.split())
+    ours = install(accelerator, **EXACT)
+    accelerator.save_state(str(tmp_path / "ours"))
+    ours.wait()
+    export(None, tmp_path / "native", tmp_path / "ours")
+    export(read_tree(tmp_path / "ours"), tmp_path / "bare")
+    assert weights_files(tmp_path / "bare") == weights_files(tmp_path / "native")
+    plain, others = prepared(order.split())
+    assert weights(others) != weights(modules)
+    plain.load_state(str(tmp_path / "native"))
+    assert weights(others) == weights(modules)
+
+
+def weights_files(folder):
+    return [name for name in names(folder) if name.startswith("pytorch_model")]
+
+
+def test_a_registered_loss_keeps_its_place_among_averages(tmp_path):
+    average = nn.Linear(4, 3)
+    accelerator, _ = prepared(["model"], nn.CrossEntropyLoss(), average)
+    ours = install(accelerator, **EXACT)
+    accelerator.save_state(str(tmp_path / "ours"))
+    ours.wait()
+    export(None, tmp_path / "native", tmp_path / "ours")
+    other = nn.Linear(4, 3)
+    plain, _ = prepared(["model"], nn.CrossEntropyLoss(), other)
+    plain.load_state(str(tmp_path / "native"))
+    assert bits(other.state_dict()) == bits(average.state_dict())
+
+
+def test_what_a_hook_has_taken_out_leaves_no_place(tmp_path):
+    """Natively the file of the first model is then that of the next."""
+
+    def take(models, states, folder):
+        states.pop(0)
+
+    def leave(models, folder):
+        models.pop(0)
+
+    accelerator, modules = prepared(["model", "loss", "second"])
+    accelerator.register_save_state_pre_hook(take)
+    ours = install(accelerator, **EXACT)
+    accelerator.save_state(str(tmp_path / "ours"))
+    ours.wait()
+    export(None, tmp_path / "native", tmp_path / "ours")
+    plain, others = prepared(["model", "loss", "second"])
+    plain.register_load_state_pre_hook(leave)
+    plain.load_state(str(tmp_path / "native"))
+    assert bits(others["second"].state_dict()) == bits(modules["second"].state_dict())
+
+
+def test_a_tree_without_the_places_of_its_files_is_exported_in_its_order(tmp_path):
+    """So were trees saved before their models' files were recorded."""
+    accelerator, modules = prepared(["model", "second"])
+    ours = install(accelerator, **EXACT)
+    accelerator.save_state(str(tmp_path / "ours"))
+    ours.wait()
+    tree = read_tree(tmp_path / "ours")
+    del tree["files"]
+    export(tree, tmp_path / "native")
+    stored = [torch.load(tmp_path / "native" / name) for name in ("pytorch_model.bin", "pytorch_model_1.bin")]
+    assert bits(stored) == bits([module.state_dict() for module in modules.values()])

@@ -1,0 +1,58 @@
+"""Which evaluators a search measures, where they do not all have the same metric."""
+
+import pytest
+from composer import Evaluator
+from torch.utils.data import DataLoader
+
+from dynaquant_core.errors import ConfigError
+from tests.integrations.composer.kit import EXACT, digits, fit, ours
+
+RIGHT, LOST = "MulticlassAccuracy", "CrossEntropy"
+
+
+def evaluators(**metrics):
+    """One for each label, with the metric of this name."""
+    data = digits()[1]
+    return [
+        Evaluator(label=label, dataloader=DataLoader(data, 100), metric_names=[name])
+        for label, name in metrics.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "used", "left_out"),
+    [
+        ({}, "b", "a"),
+        ({"metric": LOST}, "b", "a"),
+        ({"metric": RIGHT, "mode": "max"}, "a", "b"),
+    ],
+)
+def test_evaluators_without_a_fitting_metric_are_left_out_and_named(
+    tmp_path, options, used, left_out, caplog
+):
+    names = {"a": RIGHT, "b": LOST}
+    callback = ours(tmp_path, **options)
+    run = fit(callback, eval_dataloader=evaluators(**names), duration="3ba")
+    assert callback.last.evaluations > 0
+    [said] = [line for line in caplog.messages if "no metric that fits" in line]
+    assert f"by {names[used]} of {used} alone" in said
+    assert said.endswith(f"fits: {left_out}")
+    run.eval()
+    native = float(run.state.eval_metrics[used][names[used]].compute())
+    assert callback.last.quality["reference"] == pytest.approx(native)
+
+
+def test_where_every_bit_is_kept_no_metric_is_asked_for(tmp_path, caplog):
+    callback = ours(tmp_path, **EXACT)
+    fit(callback, eval_dataloader=evaluators(a=RIGHT), duration="3ba")
+    assert (callback.last.step, callback.last.evaluations) == (3, 0)
+    assert "metric" not in caplog.text
+
+
+def test_where_no_evaluator_has_a_fitting_metric_the_start_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'a' has no metric 'F1'; .*; none of the 2 evaluators has"):
+        fit(ours(tmp_path, metric="F1"), eval_dataloader=evaluators(a=RIGHT, b=LOST), duration="3ba")
+    with pytest.raises(ConfigError, match=r"minimise: give metric= .*; none of the 2 evaluators has"):
+        fit(ours(tmp_path), eval_dataloader=evaluators(a=RIGHT, b=RIGHT), duration="3ba")
+    with pytest.raises(ConfigError, match=r"or evaluate=\.$"):
+        fit(ours(tmp_path), eval_dataloader=evaluators(a=RIGHT), duration="3ba")
