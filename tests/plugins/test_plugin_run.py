@@ -55,6 +55,20 @@ def test_a_new_process_goes_on_from_a_folder(tmp_path, run):
     assert (fresh.wait().kind, other.wait().kind) == ("delta", "key")
 
 
+def test_a_save_that_is_to_stand_alone_keeps_the_method_and_no_file_of_the_base(tmp_path, run):
+    run.save(tmp_path / "whole", 1, state(1))
+    run.close()
+    later = PluginRun(PluginOptions(), framework="none")
+    later.load(tmp_path / "whole", weights_only=False)
+    later.stand_alone()
+    later.save(tmp_path / "alone", 2, state(2))
+    later.save(tmp_path / "next", 3, state(3))
+    later.close()
+    found = [describe(tmp_path / name) for name in ("alone", "next")]
+    assert [(info.kind, info.method) for info in found] == [("key", "exact"), ("delta", "exact")]
+    assert [len(list((tmp_path / name).glob("*.dq"))) for name in ("alone", "next")] == [1, 2]
+
+
 def test_whatever_a_framework_removes_the_rest_can_be_read(tmp_path, run):
     for step in range(1, 6):
         run.save(tmp_path / str(step), step, state(step))
