@@ -179,19 +179,24 @@ def meets(folder: Path, step: int, bins: int, trainer: Trainer) -> bool:
     method, tree = resolve_method("dynaquant"), Recording(folder, (10, 20, 30)).load(step)
     weights = tree["state"]["model"]
     state = {name: value for name, value in weights.items() if value.dim() > 1 and value.numel() >= 256}
+    assert torch.equal(state.pop("head.weight"), state["wte.weight"])  # tied
     trainer.model.load_state_dict(weights)
     reference = Quality.of(trainer.quality(trainer.data.search))
     gradients = {name: tree["gradients"][name] for name in state if name in tree["gradients"]}
-    types = {name: "embedding" if name.startswith(("w", "head")) else "linear" for name in state}
+    kinds = {"w": "embedding", "blocks.0.attn": "attention", "blocks.0": "linear"}
+    types = {name: next(kinds[start] for start in kinds if name.startswith(start)) for name in state}
     for protect in (0.01, 0.005, 0.0005):
         for embedding in (32, 16):
             point = method.config({"bins": bins, "protect": protect, "embedding_bins": embedding})
             draft = method.draft(state, None, point, Hints(gradients=gradients, layer_types=types))
             if all(
-                book.centres.size <= bins for name, book in draft.books.items() if types[name] == "linear"
+                book.centres.size <= bins for name, book in draft.books.items() if types[name] != "embedding"
             ):
+                decoded = dict(draft.decoded)
                 with torch.no_grad():
-                    trainer.model.load_state_dict({**weights, **dict(draft.decoded)})
+                    trainer.model.load_state_dict(
+                        {**weights, **decoded, "head.weight": decoded["wte.weight"]}
+                    )
                 found = degradation(reference, Quality.of(trainer.quality(trainer.data.search)), "min")
                 if found.mean <= 0.0005:
                     return True
