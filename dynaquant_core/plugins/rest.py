@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
-from dynaquant_core.state.leaves import as_leaf_tensor, dotted
+from dynaquant_core.state.leaves import SHARDED, as_leaf_tensor, dotted
 from dynaquant_core.state.scalars import plain_array_dtype, scalar_node
 from dynaquant_core.state.tree import MAX_DEPTH
 
@@ -30,9 +30,6 @@ FORMAT = 1
 
 #: Containers of plain values need no look at each of their thousands of entries.
 PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
-
-#: Names of tensor subclasses that hold one rank's share only; torch.save would keep that share alone.
-SHARDED = frozenset({"DTensor", "ShardedTensor"})
 
 #: Classes that an error names.
 NAMED = 5

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from dynaquant_core.state.leaves import Leaf
-from dynaquant_core.state.places import Place
+from dynaquant_core.state.places import Place, place_and_name
 
 __all__ = ["STATISTICS", "given_names"]
 
@@ -39,7 +39,7 @@ def given_names(leaves: Iterable[Leaf]) -> frozenset[str]:
     scales: dict[str, Place] = {}
     coded: set[Place] = set()
     for leaf in leaves:
-        place, name = _apart(leaf)
+        place, name = place_and_name(leaf)
         if name in STATISTICS:
             found.add(leaf.name)
         elif leaf.tensor.is_floating_point() and any(word in name.lower() for word in SCALES):
@@ -47,12 +47,6 @@ def given_names(leaves: Iterable[Leaf]) -> frozenset[str]:
         elif leaf.source != "data" and leaf.tensor.dim() and _is_code(leaf.tensor.dtype):
             coded |= {place, (place[0], f"{place[1]}.{name}".lstrip("."))}
     return frozenset(found | {name for name, place in scales.items() if place in coded})
-
-
-def _apart(leaf: Leaf) -> tuple[Place, str]:
-    """Where a leaf lies and its last name there, dots within its key being levels."""
-    place, _, name = str(leaf.path[-1] if leaf.path else "").rpartition(".")
-    return (leaf.path[:-1], place), name
 
 
 def _is_code(dtype: torch.dtype) -> bool:

@@ -16,6 +16,7 @@ from dynaquant_core.state.spec import dtype_name
 __all__ = [
     "INT64",
     "MAX_NAME",
+    "SHARDED",
     "Leaf",
     "Namer",
     "Path",
@@ -28,6 +29,9 @@ __all__ = [
 
 #: Characters of a leaf's name.
 MAX_NAME: Final = 1024
+
+#: Names of tensor subclasses that hold one rank's share only; torch.save would keep that share alone.
+SHARDED: Final = frozenset({"DTensor", "ShardedTensor"})
 
 #: What can be done about most tensors that are refused.
 MAKE_PLAIN: Final = "convert it to a plain dense tensor first"

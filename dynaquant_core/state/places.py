@@ -22,6 +22,7 @@ __all__ = [
     "holds_optimizers",
     "is_node",
     "kind_name",
+    "place_and_name",
     "places_of",
 ]
 
@@ -102,14 +103,17 @@ def kind_name(name: str) -> str:
     return next((part for part in reversed(outer) if part in CERTAIN), last)
 
 
-def apart(leaf: Leaf) -> tuple[Place, str]:
-    """Where a leaf lies and what it is called there, dots within its key being levels too.
-
-    A leaf that lies under the name of a moment is called that, and lies where it would without it.
-    """
+def place_and_name(leaf: Leaf) -> tuple[Place, str]:
+    """Where a leaf lies and what it is called there, dots within its key being levels too."""
     place, _, name = str(leaf.path[-1] if leaf.path else "").rpartition(".")
+    return (leaf.path[:-1], place), name
+
+
+def apart(leaf: Leaf) -> tuple[Place, str]:
+    """The same; a leaf that lies under the name of a moment is called that, and lies where it would without."""
+    lies, name = place_and_name(leaf)
     if name in MOMENTS or kind_name(leaf.name) not in CERTAIN:
-        return (leaf.path[:-1], place), name
+        return lies, name
     levels = [part for key in leaf.path for part in (key.split(".") if isinstance(key, str) else [key])]
     at = max(at for at, part in enumerate(levels) if part in CERTAIN)
     return (tuple(levels[:at] + levels[at + 1 :]), ""), str(levels[at])
@@ -125,8 +129,7 @@ def places_of(leaves: Iterable[Leaf]) -> set[Place]:
     sums: dict[Place, Leaf] = {}
     shapes: dict[tuple[int, ...], set[Place]] = {}
     for leaf in leaves:
-        place, _, name = str(leaf.path[-1] if leaf.path else "").rpartition(".")
-        lies = leaf.path[:-1], place
+        lies, name = place_and_name(leaf)
         names.setdefault(lies, set()).add(name)
         shapes.setdefault(tuple(leaf.tensor.shape), set()).add(lies)
         if name == "sum":

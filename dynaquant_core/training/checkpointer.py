@@ -153,9 +153,9 @@ class Checkpointer:
         self._saved: int | None = None  # step of the last save that came to the worker
         self._completed = 0
         self._closed = self._misfit = False
-        self._tried = is_disabled()  # whether the log would have said what cannot be saved
         self._requested_by: str | None = None
         self._enabled = not is_disabled()
+        self._tried = not self._enabled  # whether the log would have said what cannot be saved
         look_at_folder(self.store.path, enabled=self._enabled)
         self._signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
@@ -217,8 +217,8 @@ class Checkpointer:
     def step(self) -> None:
         """Tells that one optimizer step is complete; saves if one is due, or was asked for by a signal.
 
-        Call it last: after the steps of all optimizers, the scaler's ``update`` and the schedulers' steps,
-        whose state would else be that of the step before when the run is restored.
+        Call it last, and once: after the steps of all optimizers, the scaler's ``update`` and the schedulers'
+        steps, whose state would else be that of the step before when the run is restored.
 
         Raises:
             SaveError: a save in the background failed since the last call; training may go on.

@@ -9,6 +9,7 @@ from pathlib import Path
 from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.state import flatten
 from dynaquant_core.state.compressed import is_compressed
+from dynaquant_core.state.leaves import SHARDED
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.disabled import DISABLE
@@ -19,8 +20,8 @@ __all__ = ["look_at_folder", "look_at_subject", "warn_of_unsavable"]
 
 logger = logging.getLogger(__name__)
 
-#: Classes by name, since importing theirs takes a second: modules and tensors that hold one rank's share.
-SHARDING = frozenset({"FullyShardedDataParallel", "DTensor", "ShardedTensor", "FlatParameter"})
+#: Classes by name, since importing theirs takes a second: FSDP's modules, and parameters of one rank's share.
+SHARDING = SHARDED | {"FullyShardedDataParallel", "FlatParameter"}
 
 
 def look_at_subject(subject: Subject) -> None:
