@@ -110,7 +110,7 @@ def place_and_name(leaf: Leaf) -> tuple[Place, str]:
 
 
 def apart(leaf: Leaf) -> tuple[Place, str]:
-    """The same; a leaf under the name of a moment is called that, and lies where it would without that name."""
+    """The same; a leaf under the name of a moment is called that, and lies where it would without it."""
     lies, name = place_and_name(leaf)
     if name in MOMENTS or kind_name(leaf.name) not in CERTAIN:
         return lies, name
