@@ -16,11 +16,9 @@ LIFE = "tests.comm.life"
 
 
 def test_killed_and_resumed_is_bit_identical_to_uninterrupted(tmp_path):
-    killed = play(LIFE, tmp_path, 2, "broken-14-8-8", store="tcp", forked=True)
+    killed = play(LIFE, tmp_path, 2, "broken-14-8-8", store="tcp")
     assert killed == {"broken-14-8-8": []}  # rank 0 has committed step 8, rank 1 only step 4
-    resumed, expected = play(
-        LIFE, tmp_path, 2, "broken-14-0-0", "whole-14-0-0", store="tcp", forked=True
-    ).values()
+    resumed, expected = play(LIFE, tmp_path, 2, "broken-14-0-0", "whole-14-0-0", store="tcp").values()
     assert [record["start"] for record in resumed] == [4, 4]
     assert [record["start"] for record in expected] == [0, 0]
     assert expected[0]["digest"] != expected[1]["digest"]  # the ranks hold residuals of their own

@@ -8,7 +8,7 @@ from tests.gloo import play
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """What each of two ranks said."""
-    return play("tests.memory.smaq_ranks", tmp_path_factory.mktemp("ranks"), 2, "ddp", "module", forked=True)
+    return play("tests.memory.smaq_ranks", tmp_path_factory.mktemp("ranks"), 2, "ddp", "module")
 
 
 @pytest.mark.parametrize("which", ["ddp", "module"])

@@ -9,7 +9,7 @@ from tests.gloo import play
 
 
 def test_ranks_agree_that_evaluate_sees_nothing(tmp_path: Path) -> None:
-    found = play("tests.plugins.blind_ranks", tmp_path, 2, "blind", store="tcp", forked=True)["blind"]
+    found = play("tests.plugins.blind_ranks", tmp_path, 2, "blind", store="tcp")["blind"]
     for number in range(2):
         alone = found[0]["saves"][number]["alone"]
         for rank in found:

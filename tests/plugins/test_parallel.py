@@ -21,13 +21,13 @@ RANKS = "tests.plugins.ranks"
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("two")
     acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often")
-    return play(RANKS, folder, 2, *acts, store="tcp", forked=True)
+    return play(RANKS, folder, 2, *acts, store="tcp")
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("four")
-    return play(RANKS, folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged", forked=True)
+    return play(RANKS, folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged")
 
 
 @pytest.fixture(params=[2, 4])
@@ -82,11 +82,11 @@ def test_searches_leave_no_notes_behind_but_the_last_ones(two: Found) -> None:
 
 @pytest.mark.slow
 def test_eight_ranks_choose_as_one_and_in_one_round(tmp_path: Path) -> None:
-    found = play(RANKS, tmp_path, 8, "many", forked=True)["many"]
+    found = play(RANKS, tmp_path, 8, "many")["many"]
     same_as_alone(found)
     one_round_in_steady_state(found)
     lone = found[0]["saves"][0]["alone"]["calls"]
-    assert max(rank["saves"][0]["together"]["calls"] for rank in found) <= lone / 2
+    assert max(rank["saves"][0]["together"]["calls"] for rank in found) <= 2 / 3 * lone
 
 
 def test_an_evaluate_with_collectives_has_all_ranks_measure_the_same(job: tuple[int, Found]) -> None:
@@ -148,7 +148,7 @@ def test_after_a_failure_the_next_search_works(job: tuple[int, Found]) -> None:
 
 @pytest.mark.parametrize(("act", "store"), [("dies", "file"), ("leader_dies", "tcp")])
 def test_a_rank_that_dies_is_named(act: str, store: str, tmp_path: Path) -> None:
-    found = play(RANKS, tmp_path, 2, act, store=store, forked=True)[act]
+    found = play(RANKS, tmp_path, 2, act, store=store)[act]
     assert len(found) == 1
     who = 0 if act == "leader_dies" else 1
     for rank in found:

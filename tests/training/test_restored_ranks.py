@@ -5,9 +5,7 @@ from tests.gloo import play
 
 def test_ranks_that_restore_one_checkpoint_are_told_whose_random_streams_they_have(tmp_path):
     """Seeded apart, as for dropout, they would go on with equal masks and nobody would see it."""
-    (zero, quiet), (one, said) = play("tests.training.restored_ranks", tmp_path, 2, "streams", forked=True)[
-        "streams"
-    ]
+    (zero, quiet), (one, said) = play("tests.training.restored_ranks", tmp_path, 2, "streams")["streams"]
     assert one == zero
     assert not quiet
     assert any("put back on rank 1 as well" in line for line in said)
