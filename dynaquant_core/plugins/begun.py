@@ -66,7 +66,7 @@ class Begun:
         numbers = {
             place_of(weight): str(number)
             for number, weight in enumerate(self._weights)
-            if str(number) in sample.values
+            if str(number) in sample.values and place_of(weight) is not None
         }
         keys = {name: numbers.get(place_of(tensor)) for name, tensor in live.items()}
         found = {name: key for name, key in keys.items() if key is not None}

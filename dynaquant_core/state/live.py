@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dynaquant_core.state.memory import Address, address_of
+
 __all__ = ["Live"]
 
 T = TypeVar("T")
 
-#: Device, where the memory begins, where the tensor begins in it, and its shape.
-Spot = tuple[str, int, int, tuple[int, ...]]
+#: Where a tensor begins, and its shape.
+Spot = tuple[Address, tuple[int, ...]]
 
 
 class Live:
@@ -84,7 +86,5 @@ def _spot(tensor: object) -> Spot | None:
     """Where a tensor lies; None for what has no memory to be known by."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not isinstance(tensor, Tensor):
         return None
-    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
-        return None
-    memory = tensor.untyped_storage().data_ptr()
-    return str(tensor.device), memory, int(tensor.storage_offset()), tuple(tensor.shape)
+    address = address_of(tensor)
+    return (address, tuple(tensor.shape)) if address is not None else None

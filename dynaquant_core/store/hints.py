@@ -11,9 +11,9 @@ from torch import Tensor
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.quantize.layers import layer_type, layer_types
-from dynaquant_core.state import Owned, copies_of
+from dynaquant_core.state import Owned, address_of, copies_of
 from dynaquant_core.store.fisher import Fisher
-from dynaquant_core.store.models import match_names, modules_of, place_of, shapes_of
+from dynaquant_core.store.models import match_names, modules_of, shapes_of
 
 __all__ = ["hints_for"]
 
@@ -98,11 +98,11 @@ def _count(model: Any | None, trained: Iterable[Tensor]) -> int:
     modules = modules_of(model)
     if not isinstance(modules, dict):
         return 1
-    places = {place_of(tensor) for tensor in trained if tensor.dim() > 1}
+    places = {address_of(tensor) for tensor in trained if tensor.dim() > 1}
     those = [
         module
         for module in modules.values()
-        if any(place_of(weight) in places for weight in module.parameters())
+        if any(address_of(weight) in places for weight in module.parameters())
     ]
     inner = {id(part) for module in those for part in module.modules() if part is not module}
     return max(1, len({id(module) for module in those} - inner))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from dynaquant_core.state import Leaf, bare_name
+from dynaquant_core.state import Leaf, address_of, bare_name
+from dynaquant_core.state.memory import Address
 
 __all__ = [
     "buffer_names",
@@ -20,7 +20,6 @@ __all__ = [
     "match_names",
     "modules_of",
     "parameters_of",
-    "place_of",
     "shapes_of",
     "stand_in_names",
 ]
@@ -57,7 +56,7 @@ def buffer_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[
     owners = match_names(tensors, buffers | shapes_of(modules))
     places = _places(modules, "buffers") - _places(modules, "parameters")  # whatever a wrapper calls them
     named = {name for name, owner in owners.items() if owner in buffers}
-    return frozenset(named | {name for name, tensor in tensors.items() if place_of(tensor) in places})
+    return frozenset(named | {name for name, tensor in tensors.items() if address_of(tensor) in places})
 
 
 def frozen_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[str]:
@@ -79,9 +78,9 @@ def frozen_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[
     if not frozen or len(frozen) == len(parameters):
         return frozenset()
     owners = match_names(tensors, {name: tuple(tensor.shape) for name, tensor in parameters.items()})
-    places = {place_of(parameters[name]) for name in frozen} - {None}
+    places = {address_of(parameters[name]) for name in frozen} - {None}
     named = {name for name, owner in owners.items() if owner in frozen}
-    return frozenset(named | {name for name, tensor in tensors.items() if place_of(tensor) in places})
+    return frozenset(named | {name for name, tensor in tensors.items() if address_of(tensor) in places})
 
 
 def stand_in_names(leaves: Iterable[Leaf], model: Any | None) -> frozenset[str]:
@@ -110,10 +109,10 @@ def stand_in_names(leaves: Iterable[Leaf], model: Any | None) -> frozenset[str]:
         return frozenset()
     own = _places(modules, "parameters")
     seen = [leaf for leaf in leaves if leaf.source == "tensor" and not leaf.in_optimizer]
-    beside = {leaf.path[:-1] for leaf in seen if place_of(leaf.tensor) in own}
+    beside = {leaf.path[:-1] for leaf in seen if address_of(leaf.tensor) in own}
     kept = _places(modules, "buffers") | own
     apart = [leaf for leaf in seen if leaf.path[:-1] in beside or _is_extra(leaf)]
-    return frozenset(leaf.name for leaf in apart if place_of(leaf.tensor) not in kept)
+    return frozenset(leaf.name for leaf in apart if address_of(leaf.tensor) not in kept)
 
 
 def _is_extra(leaf: Leaf) -> bool:
@@ -121,15 +120,10 @@ def _is_extra(leaf: Leaf) -> bool:
     return any(str(key).endswith(EXTRA) for key in leaf.path)
 
 
-def _places(modules: Modules, kind: str) -> set[int | None]:
-    """Where the memory of all "parameters", or "buffers", begins."""
+def _places(modules: Modules, kind: str) -> set[Address | None]:
+    """Where all "parameters", or "buffers", lie."""
     each = [modules] if isinstance(modules, nn.Module) else list(modules.values())
-    return {place_of(tensor) for module in each for tensor in getattr(module, kind)()} - {None}
-
-
-def place_of(tensor: Tensor) -> int | None:
-    """Where its memory begins; None where it has none of its own to write into."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided and tensor.numel() else None
+    return {address_of(tensor) for module in each for tensor in getattr(module, kind)()} - {None}
 
 
 def match_names(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.quantize.flat import FLOATS
 from dynaquant_core.search.quality import Lost
+from dynaquant_core.state import address_of
 from dynaquant_core.training.capture import model_state
 from dynaquant_core.training.subject import Subject
 
@@ -141,12 +142,9 @@ def places_of(optimizers: Iterable[Optimizer]) -> frozenset[object]:
 
 
 def place_of(value: object) -> object:
-    """What tells a tensor's memory from that of others; None: it has none."""
-    if not isinstance(value, Tensor) or is_lazy(value) or value.is_meta:
-        return None
-    if value.layout != torch.strided or not value.numel():
-        return None
-    return value.data_ptr(), value.shape
+    """What tells a tensor from others, views of one memory too; None: it has none of its own."""
+    address = address_of(value)
+    return (address, value.shape) if address is not None and isinstance(value, Tensor) else None
 
 
 def _every(tensor: Tensor, stride: int) -> int:

@@ -330,3 +330,12 @@ def test_the_order_of_overrides_does_not_matter(tiny_file: Path) -> None:
 
 def test_every_checkpoint_may_stand_alone(tiny_file: Path) -> None:
     assert load_experiment(tiny_file, ["max_chain=0"]).max_chain == 0
+
+
+def test_a_tilde_in_an_output_folder_is_the_home_folder(
+    tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_experiment(tiny_file, ["output=~/out"]).output == str(tmp_path / "out")
+    with pytest.raises(ConfigError, match="output: '~nobody-here/out' names a home folder"):
+        load_experiment(tiny_file, ["output=~nobody-here/out"])

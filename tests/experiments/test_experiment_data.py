@@ -12,6 +12,7 @@ import torch
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.parts import ImageData, TextData
 from dynaquant_core.experiments.data import cifar, corpus, fingerprint, open_data
+from dynaquant_core.experiments.data.dataset import locate
 from dynaquant_core.experiments.data.images import augment, normalise
 from dynaquant_core.experiments.data.text import MAX_VOCABULARY, Text, encode
 
@@ -194,6 +195,15 @@ def test_the_fingerprint_follows_the_content(workplace: Path) -> None:
     path = workplace.parent / "data" / "verse.txt"
     path.write_text(path.read_text(encoding="utf-8") + "!", encoding="utf-8")
     assert fingerprint(text_section()) != before
+
+
+def test_a_tilde_is_the_home_folder(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(workplace.parent / "data"))
+    monkeypatch.setenv("DYNAQUANT_DATA", "nowhere")
+    assert locate("~/verse.txt") == workplace.parent / "data" / "verse.txt"
+    assert fingerprint(text_section(source="~/verse.txt")) == fingerprint(text_section(source="~/ver*.txt"))
+    with pytest.raises(ExperimentError, match="~nobody-here"):
+        locate("~nobody-here/verse.txt")
 
 
 def test_real_images_have_the_sizes_of_cifar(real_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

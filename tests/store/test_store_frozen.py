@@ -47,6 +47,16 @@ def spectral():
     return nn.Sequential(*layers)
 
 
+def in_one_buffer():
+    """As cuDNN lays the weights of an LSTM, and distributed optimizers those of a model."""
+    model, at = Probe(), 0
+    buffer = torch.empty(sum(one.numel() for one in model.parameters()))
+    for one in model.parameters():
+        place = buffer[at : at + one.numel()].view_as(one)
+        one.data, at = place.copy_(one.detach()), at + one.numel()
+    return model
+
+
 def trained(model):
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
     for _ in range(5):
@@ -64,7 +74,7 @@ def held(model):
     }
 
 
-@pytest.mark.parametrize("build", [Normalised, Probe, spectral])
+@pytest.mark.parametrize("build", [Normalised, Probe, spectral, in_one_buffer])
 @pytest.mark.parametrize("given", [False, True])
 def test_vectors_that_nobody_trains_come_back_bit_for_bit(tmp_path: Path, build, given: bool) -> None:
     """Torch's state numbers parameters, and says of none which it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationError, model_validator
@@ -74,7 +75,10 @@ def _crossing(value: Any) -> Crossing:
 def _path(value: str) -> str:
     if "\0" in value:
         raise ValueError(f"a path cannot hold a NUL character, got {value!r}")
-    return value
+    try:
+        return str(Path(value).expanduser()) if value.startswith("~") else value
+    except RuntimeError:
+        raise ValueError(f"{value!r} names a home folder that there is none of") from None
 
 
 class Experiment(AblationKeys):

@@ -11,7 +11,7 @@ from pathlib import Path
 import xxhash
 
 from dynaquant_core.errors import ExperimentError
-from dynaquant_core.experiments.data.dataset import data_root, is_there, locate
+from dynaquant_core.experiments.data.dataset import at_home, data_root, is_there, locate
 
 __all__ = ["STDLIB", "fingerprint", "read"]
 
@@ -47,7 +47,7 @@ def fingerprint(source: str, max_bytes: int) -> str:
 
 def _places(source: str) -> list[Path]:
     """Stars are understood in the last name of a path."""
-    pattern = Path(source)
+    pattern = at_home(source)
     if "*" not in pattern.name or is_there(pattern):
         return [locate(source)]
     for folder in (pattern.parent, data_root() / pattern.parent):

@@ -20,6 +20,7 @@ __all__ = [
     "IGNORED",
     "Batch",
     "Dataset",
+    "at_home",
     "data_root",
     "drawn",
     "drawn_digest",
@@ -95,7 +96,15 @@ def leading(batches: list[Batch], most: int) -> int:
 
 def data_root() -> Path:
     """Folder that relative data sources are looked up in: ``DYNAQUANT_DATA``, by default ../shared/data."""
-    return Path(os.environ.get("DYNAQUANT_DATA", "../shared/data"))
+    return at_home(os.environ.get("DYNAQUANT_DATA", "../shared/data"))
+
+
+def at_home(path: str) -> Path:
+    """The path with its ``~`` put in full; as it is where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def is_there(path: Path) -> bool:
@@ -117,7 +126,7 @@ def locate(source: str) -> Path:
     """
     if source.startswith(PACKAGE):
         return _packaged(source)
-    for path in (Path(source), data_root() / source):
+    for path in (at_home(source), data_root() / source):
         if is_there(path):
             return path
     raise ExperimentError(
