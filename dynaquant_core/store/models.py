@@ -68,6 +68,7 @@ def frozen_names(tensors: Mapping[str, Tensor], model: Any | None) -> frozenset[
             not the one that is trained: nothing is known.
 
     Example:
+        >>> import torch
         >>> layer = torch.nn.Linear(2, 2)
         >>> _ = layer.bias.requires_grad_(False)
         >>> sorted(frozen_names({"model.bias": layer.bias.detach(), "model.weight": layer.weight}, layer))
