@@ -14,13 +14,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number, require_threshold
-from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError, StoreNotEmptyError
+from dynaquant_core.errors import (
+    DynaQuantError,
+    EvaluationError,
+    SaveError,
+    StateMismatchError,
+    StoreNotEmptyError,
+)
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.disk import warn_of_unwritable
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.threads import turn
+from dynaquant_core.training.answer import Answer
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.disabled import is_disabled
 from dynaquant_core.training.early import look_at_folder, look_at_subject, warn_of_unsavable
@@ -153,16 +160,16 @@ class Checkpointer:
         self._saved: int | None = None  # step of the last save that came to the worker
         self._completed = 0
         self._closed = self._misfit = False
-        self._requested_by: str | None = None
         self._enabled = not is_disabled()
         self._tried = not self._enabled  # whether the log would have said what cannot be saved
         look_at_folder(self.store.path, enabled=self._enabled)
-        self._signals = SignalFlag(save_on if self._enabled else ())
+        signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
         self._collector = GradientCollector(
             watched, parameter_names(self._subject.models), spare=spares_gradients(self.store.method)
         )
         self._worker: Worker[CheckpointInfo] = Worker(self.store.path)
+        self._answer = Answer(signals, self._worker)
         self._saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
         self._begin_life()
         self._look_ahead()
@@ -180,7 +187,7 @@ class Checkpointer:
     @property
     def requested_by(self) -> str | None:
         """The signal of ``save_on`` that was last answered with a save; None where none was."""
-        return self._requested_by
+        return self._answer.by
 
     def restore(self, step: int | None = None, *, fresh: str | Iterable[str] = ()) -> int:
         """Puts model, optimizer, scheduler, scaler, extra and random streams back.
@@ -204,15 +211,19 @@ class Checkpointer:
             StateMismatchError: the checkpoint does not fit, or lacks a part that is not in ``fresh``; names
                 the tensors, or the part; nothing was touched, unless the message says that an object of the
                 run refused its state only when others had theirs.
+            SaveError: a save is under way further up the stack, or another `restore`.
             EmptyStoreError: there are checkpoints and none is whole.
             NotAStoreError: the folder holds something else.
             CorruptFileError: the checkpoint of ``step`` is damaged.
         """
         self._require_open()
         with self._turn:
+            self._require_alone()
             self.wait()
             await_all(self.store.path)
-            return self._restored(step, fresh)
+            found: list[int] = []
+            self._turns.take(lambda: found.append(self._restored(step, fresh)))
+            return found[0]
 
     def step(self) -> None:
         """Tells that one optimizer step is complete; saves if one is due, or was asked for by a signal.
@@ -229,10 +240,11 @@ class Checkpointer:
         with self._turn:
             self._completed += 1
             self._schedule.advance(self._completed)
-            with told(raises=self._raises):
-                self._worker.check()
-            if not self._answer() and self._schedule.due():
-                self.save()
+            if not self._answered():
+                with told(raises=self._raises):
+                    self._worker.check()
+                if self._schedule.due():
+                    self.save()
             if not self._tried:  # said after the first step, not when the first save is due
                 self._tried = True
                 warn_of_unsavable(self._subject, self._completed)
@@ -244,6 +256,8 @@ class Checkpointer:
         In the middle of another save, where a signal's handler may be, the model holds a candidate: the save
         follows when the other has ended, however it ends, and `close` follows that.  The handler may raise
         SystemExit: the process ends when the checkpoint is committed.  It must not call ``os._exit``.
+        In the middle of `restore` it follows too, and is left out where a checkpoint was put back, which the
+        store has, or in part only.
 
         Args:
             threshold: of this checkpoint alone, such as a tighter one for the last, which will be used from
@@ -268,8 +282,16 @@ class Checkpointer:
             self._turns.take(partial(self._save, threshold, again=not follows or threshold is not None))
 
     def _save(self, threshold: float | None, *, again: bool) -> None:
-        """One save after the other; ``again``: also where the one before was of the same step."""
+        """One save after the other.
+
+        Args:
+            threshold: as `save`.
+            again: whether also where that step was saved or restored last.
+        """
         if self._saved == self._completed and not again:
+            return
+        if self._misfit and not again:
+            logger.warning("a save was asked for in a restore() that did not end well, and is not made")
             return
         self._saved = None
         try:
@@ -279,7 +301,11 @@ class Checkpointer:
                     self._worker.wait()
                 with told(raises=self._raises):
                     self._require_own_folder()
-                    self._saver.save(self._completed, threshold)
+                    try:
+                        self._saver.save(self._completed, threshold)
+                    except EvaluationError:  # an exact checkpoint is there
+                        self._saved = self._completed
+                        raise
                     self._saved = self._completed
         finally:  # after a failure too: the next attempt is at the next due step
             self._begin_interval()
@@ -315,7 +341,7 @@ class Checkpointer:
                     self._worker.close()
             finally:
                 self._collector.close()
-                self._signals.close()
+                self._answer.close()
                 self.store.close()
 
     def __enter__(self) -> Self:
@@ -328,24 +354,14 @@ class Checkpointer:
             self._raises = False
         try:
             if kind is None and self._process == os.getpid():
-                self._answer()
+                self._answered(last=True)
         finally:
             self.close()
 
-    def _answer(self) -> bool:
-        """Saves if a signal has asked for it, and waits for the commit; whether one has."""
-        asked = self._signals.take()
-        if asked is None:
-            return False
-        if self._saved != self._completed:  # else it is, and perhaps within a tighter threshold
-            self.save()
-        self.wait()
-        if self._saved == self._completed and self.last is not None and self.last.step == self._completed:
-            self._requested_by = asked
-            logger.warning("%s answered: step %d is saved, the process goes on", asked, self._completed)
-        else:
-            logger.warning("%s came, but step %d could not be saved", asked, self._completed)
-        return True
+    def _answered(self, *, last: bool = False) -> bool:
+        """Saves if a signal has asked for it; whether one has."""
+        saved = self._saved == self._completed  # perhaps within a tighter threshold
+        return self._answer.give(self._completed, self.save, saved=saved, raises=self._raises, last=last)
 
     def _restored(self, step: int | None, fresh: str | Iterable[str]) -> int:
         try:
@@ -356,13 +372,15 @@ class Checkpointer:
             if isinstance(error, StateMismatchError) or not isinstance(error, DynaQuantError):
                 self._misfit = True
             raise
+        if resumed is not None:
+            self._completed, self._chooser.state = resumed.step, resumed.search
         self._misfit = False
-        self._saved = None  # a save of the same step in another life is another one
+        # A save of the same step in another life is another one; what was asked for in here adds nothing.
+        self._saved = None if resumed is None else resumed.step
         if self._enabled:
             warn_of_unwritable(self.store.path)
         if resumed is None:
             return 0
-        self._completed, self._chooser.state = resumed.step, resumed.search
         self._chooser.manager = manager_for(self.store.method)
         self._collector.spare = spares_gradients(self.store.method)
         self._begin_life()
@@ -386,6 +404,13 @@ class Checkpointer:
     def _require_open(self) -> None:
         if self._closed:
             raise SaveError("the Checkpointer is closed; make a new one to go on.")
+
+    def _require_alone(self) -> None:
+        if self._turns.busy:
+            raise SaveError(
+                "restore() was called in the middle of a save or of another restore(), as by a signal's "
+                "handler; call it when that has ended."
+            )
 
     def _require_own_folder(self) -> None:
         if self._misfit:

@@ -48,6 +48,11 @@ class SignalFlag:
                 raise
             caught.append(wanted)
 
+    @property
+    def asked(self) -> str | None:
+        """The name of a signal that arrived and was not taken, else None."""
+        return self._mark.received
+
     def take(self) -> str | None:
         """The name of a signal that arrived since the last call, else None."""
         name, self._mark.received = self._mark.received, None
@@ -128,7 +133,7 @@ def _close(flag: _Mark, caught: list[signal.Signals]) -> None:
     for number in caught:
         _let_go(number, flag)
     if flag.received is not None:
-        logger.warning("%s came after the last optimizer step: nothing was saved for it", flag.received)
+        logger.warning("%s was not answered before the end: nothing was saved for it", flag.received)
 
 
 def _let_go(number: signal.Signals, flag: _Mark) -> None:

@@ -152,3 +152,75 @@ def test_a_run_that_is_tried_again_goes_on_from_what_the_last_try_is_still_writi
     again.train()
     again.saves.close()
     assert dq.CheckpointStore(tmp_path).newest().step == 20
+
+
+class Interrupted:
+    """Something in ``extra`` whose load a signal interrupts."""
+
+    def __init__(self, armed):
+        self.armed = armed
+
+    def state_dict(self):
+        return {"seen": 3}
+
+    def load_state_dict(self, state):
+        if self.armed:
+            signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_handler_that_saves_in_the_middle_of_a_restore_saves_no_half_of_it(tmp_path, on_signal, ends):
+    """The weights of one step were stored as step 0, with the random streams of none, as the newest."""
+    first = Run(tmp_path, at=0, extra={"part": Interrupted(armed=False)})
+    first.train()
+    first.saves.close()
+    files = sorted(path.name for path in tmp_path.glob("*.dq"))
+    again = Run(tmp_path, at=0, extra={"part": Interrupted(armed=True)})
+    on_signal(lambda: leave(again) if ends else again.saves.save())
+    if ends:
+        with pytest.raises(SystemExit):
+            again.saves.restore()
+        with pytest.raises(dq.StoreNotEmptyError, match="not to the end"):
+            again.saves.save()
+    else:
+        assert again.saves.restore() == 10
+    again.saves.close()
+    assert sorted(path.name for path in tmp_path.glob("*.dq")) == files
+    assert dq.CheckpointStore(tmp_path).newest().step == 10
+
+
+def test_a_save_in_the_restore_of_an_empty_folder_follows(tmp_path, on_signal, monkeypatch):
+    run = Run(tmp_path, at=0)
+    on_signal(run.saves.save)
+    resume = run.saves.store.resume
+
+    def interrupted(step):
+        signal.raise_signal(signal.SIGUSR1)
+        assert run.saves.last is None
+        return resume(step)
+
+    monkeypatch.setattr(run.saves.store, "resume", interrupted)
+    assert run.saves.restore() == 0
+    run.saves.close()
+    assert run.saves.store.steps() == [0]
+
+
+def test_a_restore_in_the_middle_of_a_save_is_refused(tmp_path, on_signal):
+    """It would be taken out of the model again with the candidate."""
+    run = Run(tmp_path, at=0)
+    run.train()
+    refused = []
+
+    def handler():
+        try:
+            run.saves.restore()
+        except dq.SaveError as error:
+            refused.append(str(error))
+
+    run.at = run.calls + 2
+    on_signal(handler)
+    run.train()
+    live = run.loss().item()
+    run.saves.close()
+    assert "in the middle of a save" in refused[0]
+    assert run.saves.store.info(20).quality["reference"] == pytest.approx(live)

@@ -4,13 +4,14 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from torch import nn
 
 import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.store import writer
 from dynaquant_core.training.signals import SignalFlag
 from tests.training.models import EXACT, build, evaluate_net, train
 
@@ -203,3 +204,91 @@ def test_a_signal_in_the_last_save_leaves_the_threshold_of_that_one(tmp_path):
     assert checkpoints.requested_by == "SIGUSR1"
     assert checkpoints.store.newest().degradation <= 0.001
     assert len(list(tmp_path.glob("*.dq"))) == 1
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_signal_is_answered_though_the_save_before_failed(tmp_path, monkeypatch, on_error, goes_on):
+    """A disk that was late once cost everything since the checkpoint before: SIGTERM was the last chance."""
+    gate, true, failing = threading.Event(), writer.write_file, []
+
+    def write(*arguments, **options):
+        if failing:
+            failing.clear()
+            gate.wait(20)
+            raise dq.DynaQuantError("the disk is late.")
+        return true(*arguments, **options)
+
+    monkeypatch.setattr(writer, "write_file", write)
+    model, optimizer = build()
+    checkpoints = dq.Checkpointer(
+        tmp_path, model, optimizer, every=100, on_error=on_error, save_on="SIGUSR1", **EXACT
+    )
+    told = []
+    with suppress(dq.SaveError), checkpoints:
+        train(model, optimizer, checkpoints, 2)
+        failing.append(1)
+        checkpoints.save()
+        if goes_on:
+            gate.set()
+        else:
+            threading.Timer(0.3, gate.set).start()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            train(model, optimizer, checkpoints, 1)
+        except dq.SaveError as error:
+            told.append(str(error))
+        assert checkpoints.requested_by == "SIGUSR1"
+        assert checkpoints.last.step == 3
+    assert checkpoints.store.steps() == [3]
+    assert bool(told) == (on_error == "raise")
+    if told:
+        assert "the disk is late" in told[0]
+
+
+def test_a_request_whose_save_failed_is_not_forgotten(tmp_path, monkeypatch):
+    model, optimizer = build()
+    checkpoints = dq.Checkpointer(tmp_path, model, optimizer, every=100, save_on="SIGUSR1", **EXACT)
+    true, failing = writer.write_file, [1, 1, 1]
+
+    def write(*arguments, **options):
+        if failing:
+            failing.pop()
+            raise dq.DynaQuantError("the disk is late.")
+        return true(*arguments, **options)
+
+    monkeypatch.setattr(writer, "write_file", write)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    failed = []
+    for step in range(1, 10):
+        try:
+            train(model, optimizer, checkpoints, 1)
+        except dq.SaveError:
+            failed.append(step)
+        if checkpoints.requested_by:
+            break
+    assert failed == [1, 2, 4]
+    assert checkpoints.store.steps() == [8]
+    with pytest.raises(dq.SaveError):
+        checkpoints.close()
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_an_exact_checkpoint_in_place_of_a_failed_search_is_an_answer(tmp_path, caplog, on_error):
+    """The loop that waits for the answer never ended, though its checkpoint was there."""
+    model, optimizer = build()
+
+    def evaluate():
+        raise FileNotFoundError("a shard is gone")
+
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, every=100, evaluate=evaluate, on_error=on_error, save_on="SIGUSR1"
+    ) as checkpoints:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(dq.EvaluationError) if on_error == "raise" else nullcontext():
+            train(model, optimizer, checkpoints, 1)
+        assert checkpoints.requested_by == "SIGUSR1"
+        assert checkpoints.store.steps() == [1]
+        train(model, optimizer, checkpoints, 1)
+    assert checkpoints.store.steps() == [1]
+    assert "could not be saved" not in caplog.text
