@@ -44,7 +44,7 @@ class Answer:
         Args:
             step: completed optimizer steps.
             save: saves the state as it is.
-            saved: this very state was saved already, or restored; the worker's last checkpoint then may be it.
+            saved: this very state was saved last, or restored; the worker's last checkpoint may be it.
             raises: whether errors are raised or logged.
             last: there will be no later step to try again at.
 

@@ -14,13 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number, require_threshold
-from dynaquant_core.errors import (
-    DynaQuantError,
-    EvaluationError,
-    SaveError,
-    StateMismatchError,
-    StoreNotEmptyError,
-)
+from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.disk import warn_of_unwritable
@@ -37,8 +31,10 @@ from dynaquant_core.training.movement import Start
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.resume import resume
 from dynaquant_core.training.saver import Saver
+from dynaquant_core.training.saves import Saves
 from dynaquant_core.training.schedule import parse_every
 from dynaquant_core.training.signals import SignalFlag
+from dynaquant_core.training.stepping import Stepping
 from dynaquant_core.training.subject import Stateful, Subject
 from dynaquant_core.training.tolerance import told
 from dynaquant_core.training.turns import Turns
@@ -153,24 +149,25 @@ class Checkpointer:
             keep_within=keep_within,
         )
         self._chooser = Chooser(promise, manager_for(self.store.method))
-        self._window, self._raises = window, on_error == "raise"
+        self._window = window
         self._process = os.getpid()
         self._turn = turn()  # a save from another thread would take candidates for the weights
         self._turns = Turns()  # and so would one that a signal's handler makes on this thread
-        self._saved: int | None = None  # step of the last save that came to the worker
         self._completed = 0
-        self._closed = self._misfit = False
+        self._closed = False
         self._enabled = not is_disabled()
         self._tried = not self._enabled  # whether the log would have said what cannot be saved
         look_at_folder(self.store.path, enabled=self._enabled)
         signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
+        self._stepping = Stepping(watched)
         self._collector = GradientCollector(
             watched, parameter_names(self._subject.models), spare=spares_gradients(self.store.method)
         )
         self._worker: Worker[CheckpointInfo] = Worker(self.store.path)
         self._answer = Answer(signals, self._worker)
-        self._saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
+        saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
+        self._saves = Saves(self.store, saver, self._worker, self._answer, raises=on_error == "raise")
         self._begin_life()
         self._look_ahead()
 
@@ -240,8 +237,10 @@ class Checkpointer:
         with self._turn:
             self._completed += 1
             self._schedule.advance(self._completed)
-            if not self._answered():
-                with told(raises=self._raises):
+            for save in self._stepping.waiting():
+                self._turns.take(save)
+            if not self._saves.answer(self._completed, self.save):
+                with told(raises=self._saves.raises):
                     self._worker.check()
                 if self._schedule.due():
                     self.save()
@@ -256,6 +255,8 @@ class Checkpointer:
         In the middle of another save, where a signal's handler may be, the model holds a candidate: the save
         follows when the other has ended, however it ends, and `close` follows that.  The handler may raise
         SystemExit: the process ends when the checkpoint is committed.  It must not call ``os._exit``.
+        In the middle of an optimizer's step, where half of the weights have moved, the next `step` makes the
+        save, and nobody if the process ends before.
         In the middle of `restore` it follows too, and is left out where a checkpoint was put back, which the
         store has, or in part only.
 
@@ -278,35 +279,16 @@ class Checkpointer:
                 self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure with."
             )
         with self._turn:
-            follows = self._turns.busy
-            self._turns.take(partial(self._save, threshold, again=not follows or threshold is not None))
+            stepping = not self._turns.busy and self._stepping.under_way
+            follows = self._turns.busy or stepping
+            take = self._stepping.postpone if stepping else self._turns.take
+            take(partial(self._save, threshold, again=not follows or threshold is not None))
 
     def _save(self, threshold: float | None, *, again: bool) -> None:
-        """One save after the other.
-
-        Args:
-            threshold: as `save`.
-            again: whether also where that step was saved or restored last.
-        """
-        if self._saved == self._completed and not again:
-            return
-        if self._misfit and not again:
-            logger.warning("a save was asked for in a restore() that did not end well, and is not made")
-            return
-        self._saved = None
         try:
             if self._enabled:
                 self._tried = True
-                with told(raises=self._raises):
-                    self._worker.wait()
-                with told(raises=self._raises):
-                    self._require_own_folder()
-                    try:
-                        self._saver.save(self._completed, threshold)
-                    except EvaluationError:  # an exact checkpoint is there
-                        self._saved = self._completed
-                        raise
-                    self._saved = self._completed
+                self._saves.make(self._completed, threshold, again=again)
         finally:  # after a failure too: the next attempt is at the next due step
             self._begin_interval()
 
@@ -316,7 +298,7 @@ class Checkpointer:
         Raises:
             SaveError: a save failed since the last call.
         """
-        with self._turn, told(raises=self._raises):
+        with self._turn, told(raises=self._saves.raises):
             self._worker.wait()
         return self.last
 
@@ -337,10 +319,11 @@ class Checkpointer:
         if not self._closed:
             self._closed = True
             try:
-                with told(raises=self._raises):
+                with told(raises=self._saves.raises):
                     self._worker.close()
             finally:
                 self._collector.close()
+                self._stepping.close()
                 self._answer.close()
                 self.store.close()
 
@@ -351,17 +334,12 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:  # the loop's own error is the one to see; a failed save goes to the log
-            self._raises = False
+            self._saves.raises = False
         try:
             if kind is None and self._process == os.getpid():
-                self._answered(last=True)
+                self._saves.answer(self._completed, self.save, last=True)
         finally:
             self.close()
-
-    def _answered(self, *, last: bool = False) -> bool:
-        """Saves if a signal has asked for it; whether one has."""
-        saved = self._saved == self._completed  # perhaps within a tighter threshold
-        return self._answer.give(self._completed, self.save, saved=saved, raises=self._raises, last=last)
 
     def _restored(self, step: int | None, fresh: str | Iterable[str]) -> int:
         try:
@@ -370,13 +348,13 @@ class Checkpointer:
             # It was loaded, which alone would give the right to write here; any other error of ours comes
             # before that.  One that is not ours (Ctrl-C) may have come in the midst of it.
             if isinstance(error, StateMismatchError) or not isinstance(error, DynaQuantError):
-                self._misfit = True
+                self._saves.misfit = True
             raise
         if resumed is not None:
             self._completed, self._chooser.state = resumed.step, resumed.search
-        self._misfit = False
+        self._saves.misfit = False
         # A save of the same step in another life is another one; what was asked for in here adds nothing.
-        self._saved = None if resumed is None else resumed.step
+        self._saves.step = None if resumed is None else resumed.step
         if self._enabled:
             warn_of_unwritable(self.store.path)
         if resumed is None:
@@ -410,11 +388,4 @@ class Checkpointer:
             raise SaveError(
                 "restore() was called in the middle of a save or of another restore(), as by a signal's "
                 "handler; call it when that has ended."
-            )
-
-    def _require_own_folder(self) -> None:
-        if self._misfit:
-            raise StoreNotEmptyError(
-                f"{str(self.store.path)!r} holds checkpoints that could not be restored into this run, or "
-                f"not to the end; call restore() again, or save into another folder."
             )

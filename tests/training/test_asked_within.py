@@ -224,3 +224,89 @@ def test_a_restore_in_the_middle_of_a_save_is_refused(tmp_path, on_signal):
     run.saves.close()
     assert "in the middle of a save" in refused[0]
     assert run.saves.store.info(20).quality["reference"] == pytest.approx(live)
+
+
+class Interruptible(torch.optim.SGD):
+    """Goes through its parameters in Python, as many do; armed, a signal comes between two of them."""
+
+    armed = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for number, parameter in enumerate(self.param_groups[0]["params"]):
+            if self.armed and number == 1:
+                self.armed = False
+                signal.raise_signal(signal.SIGUSR1)
+            parameter.sub_(parameter.grad, alpha=0.1)
+
+
+def stepped(optimizer, model):
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).square().sum().backward()
+    optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.fixture
+def stepping(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = Interruptible(model.parameters(), lr=0.1)
+    with dq.Checkpointer(tmp_path, model, optimizer, every=100, exact="*") as saves:
+        yield model, optimizer, saves
+
+
+def test_a_handler_that_saves_in_the_middle_of_a_step_saves_a_whole_one(stepping, on_signal):
+    """Half of the weights were those of this step, half of the one before, and so were the moments."""
+    model, optimizer, saves = stepping
+    on_signal(saves.save)
+    stepped(optimizer, model)
+    saves.step()
+    optimizer.armed = True
+    wanted = stepped(optimizer, model)
+    assert saves.store.steps() == []
+    saves.step()
+    saves.wait()
+    assert saves.store.steps() == [2]
+    stored = saves.store.load(2)["model"]
+    assert all(torch.equal(stored[name], value) for name, value in wanted.items())
+    stepped(optimizer, model)
+    saves.step()
+    saves.save()  # of no step that is under way
+    saves.wait()
+    assert saves.store.steps() == [2, 3]
+
+
+def test_one_that_ends_the_process_there_leaves_the_checkpoint_before(stepping, on_signal, caplog):
+    model, optimizer, saves = stepping
+
+    def handler():
+        saves.save()
+        raise SystemExit(0)
+
+    on_signal(handler)
+    stepped(optimizer, model)
+    saves.step()
+    saves.save()
+    optimizer.armed = True
+    with pytest.raises(SystemExit):
+        stepped(optimizer, model)
+    saves.close()
+    assert saves.store.steps() == [1]
+    assert "waited for the end of an optimizer's step was not made" in caplog.text
+
+
+def test_after_a_step_that_raised_a_save_is_made_at_once(stepping, on_signal):
+    """No end of it will come that it could wait for."""
+    model, optimizer, saves = stepping
+
+    def handler():
+        raise KeyboardInterrupt
+
+    on_signal(handler)
+    optimizer.armed = True
+    with pytest.raises(KeyboardInterrupt):
+        stepped(optimizer, model)
+    saves.save()
+    saves.wait()
+    assert saves.store.steps() == [0]

@@ -1,0 +1,95 @@
+"""The saves of one run into its folder, told apart by the step that they are of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dynaquant_core.errors import EvaluationError, StoreNotEmptyError
+from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.store import CheckpointStore
+from dynaquant_core.training.answer import Answer
+from dynaquant_core.training.saver import Saver
+from dynaquant_core.training.tolerance import told
+from dynaquant_core.training.worker import Worker
+
+__all__ = ["Saves"]
+
+logger = logging.getLogger(__name__)
+
+
+class Saves:
+    """Makes saves, knowing which step the last one was of and whether the folder is this run's.
+
+    Args:
+        store: where to.
+        saver: makes one.
+        worker: of the saver.
+        answer: to signals.
+        raises: whether a save that fails raises or is logged.
+
+    Attributes:
+        raises: may be changed.
+        step: of the last save that came to the worker, or of the checkpoint that was put back since.
+        misfit: the folder's checkpoints could not be put back, or in part only: it is not this run's.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        saver: Saver,
+        worker: Worker[CheckpointInfo],
+        answer: Answer,
+        *,
+        raises: bool,
+    ) -> None:
+        self.raises = raises
+        self.step: int | None = None
+        self.misfit = False
+        self._store = store
+        self._saver = saver
+        self._worker = worker
+        self._answer = answer
+
+    def make(self, step: int, threshold: float | None, *, again: bool) -> None:
+        """Saves the state as it is.
+
+        Args:
+            step: completed optimizer steps.
+            threshold: of this save alone; None: the run's.
+            again: whether also where that step was saved or restored last.
+
+        Raises:
+            SaveError: the save before failed in the background.
+            StoreNotEmptyError: the folder is not this run's.
+            EvaluationError: evaluate failed; an exact checkpoint was committed.
+            DynaQuantError: this one failed.
+        """
+        if self.step == step and not again:
+            return
+        if self.misfit and not again:
+            logger.warning("a save was asked for in a restore() that did not end well, and is not made")
+            return
+        self.step = None
+        with told(raises=self.raises):
+            self._worker.wait()
+        with told(raises=self.raises):
+            self._require_own_folder()
+            try:
+                self._saver.save(step, threshold)
+            except EvaluationError:  # an exact checkpoint is there
+                self.step = step
+                raise
+            self.step = step
+
+    def answer(self, step: int, save: Callable[[], None], *, last: bool = False) -> bool:
+        """Saves if a signal has asked for it (`Answer.give`); whether one has."""
+        saved = self.step == step  # perhaps within a tighter threshold
+        return self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
+
+    def _require_own_folder(self) -> None:
+        if self.misfit:
+            raise StoreNotEmptyError(
+                f"{str(self._store.path)!r} holds checkpoints that could not be restored into this run, or "
+                f"not to the end; call restore() again, or save into another folder."
+            )
