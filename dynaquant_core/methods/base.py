@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -205,8 +205,8 @@ class Healing:
             noise: over the squared movement.
             cost: degradation, a share, with its standard error added: chance must not make noise look free.
         """
-        if noise <= 0.0:
-            return 0.0
+        if noise <= 0.0 or noise == inf:
+            return max(0.0, noise)
         left = sqrt(noise * max(cost, 0.0) / self.remains)  # both go with the square of a step
         return max(noise / self.most, min(noise / self.least, left))
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Method, spares_gradients
-from dynaquant_core.plugins.begun import Begun
 from dynaquant_core.plugins.options import PluginOptions
+from dynaquant_core.training.begun import Begun
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector, moment_averages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dynaquant_core.methods.base import Draft
@@ -66,7 +66,7 @@ class Decision:
         if self.blind:
             return counted
         lost = self.quality.lost
-        return ({} if lost is None else {"movement_lost": asdict(lost)}) | {
+        return ({} if lost is None else lost.report()) | {
             "degradation": self.degradation.mean,
             "degradation_se": self.degradation.se,
             "met": self.met,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dynaquant_core.config import require_choice, require_number
@@ -26,11 +26,17 @@ class Lost:
 
     Args:
         stale: share of the movement that is not there.
-        noise: what is there beside it, squared, over the squared movement.
+        noise: what is there beside it, squared, over the squared movement; ``inf`` where nothing has moved
+            and something else is there.
     """
 
     stale: float
     noise: float
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """For the file, where there is a movement to have a share of."""
+        finite = math.isfinite(self.stale) and math.isfinite(self.noise)
+        return {"movement_lost": asdict(self)} if finite else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.threads import turn
 from dynaquant_core.training.answer import Answer
+from dynaquant_core.training.begun import Begun
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.disabled import is_disabled
 from dynaquant_core.training.early import look_at_folder, look_at_subject, warn_of_unsavable
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
-from dynaquant_core.training.movement import Start
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.resume import resume
 from dynaquant_core.training.saver import Saver
@@ -161,14 +161,17 @@ class Checkpointer:
         signals = SignalFlag(save_on if self._enabled else ())
         watched = self._subject.optimizers.values() if self._enabled else ()
         self._stepping = Stepping(watched)
+        # Movement counts from the first step of a life: `dynaquant log` says what checkpoints lost of it.
+        searched = self._subject.models.values() if self._enabled and self._searches else ()
+        self._begun = Begun(searched, watched if searched else ())
         self._collector = GradientCollector(
             watched, parameter_names(self._subject.models), spare=spares_gradients(self.store.method)
         )
         self._worker: Worker[CheckpointInfo] = Worker(self.store.path)
         self._answer = Answer(signals, self._worker)
-        saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker)
+        parts = (self._subject, self._chooser, self._collector, self._worker, self._begun)
+        saver = Saver(self.store, *parts)
         self._saves = Saves(self.store, saver, self._worker, self._answer, raises=on_error == "raise")
-        self._begin_life()
         self._look_ahead()
 
     @property
@@ -236,6 +239,7 @@ class Checkpointer:
         self._require_open()
         with self._turn:
             self._completed += 1
+            self._begun.now()  # where no optimizer has told of the step
             self._schedule.advance(self._completed)
             for save in self._stepping.waiting():
                 self._turns.take(save)
@@ -324,6 +328,7 @@ class Checkpointer:
             finally:
                 self._collector.close()
                 self._stepping.close()
+                self._begun.close()
                 self._answer.close()
                 self.store.close()
 
@@ -361,15 +366,10 @@ class Checkpointer:
             return 0
         self._chooser.manager = manager_for(self.store.method)
         self._collector.spare = spares_gradients(self.store.method)
-        self._begin_life()
+        self._begun.again()
         self._begin_interval()
         logger.info("restored step %d from %s", resumed.step, self.store.path)
         return resumed.step
-
-    def _begin_life(self) -> None:
-        """Movement is counted from here: `dynaquant log` says what checkpoints lost of it."""
-        if self._enabled and self._searches:
-            self._chooser.start = Start.of(self._subject)
 
     def _begin_interval(self) -> None:
         self._schedule.saved(self._completed)

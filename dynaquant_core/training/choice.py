@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -136,7 +136,7 @@ class Question:
         passing = self.movement.watch(draft.decoded)
         for _ in passing:
             continue
-        return {} if passing.lost is None else {"movement_lost": asdict(passing.lost)}
+        return {} if passing.lost is None else passing.lost.report()
 
 
 def _of_spoilt(trial: Trial, draft: Draft) -> Quality:

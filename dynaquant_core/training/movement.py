@@ -8,6 +8,7 @@ weights at even distances are kept: 4 MB, for a standard error of stale of about
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -20,8 +21,6 @@ from torch.optim import Optimizer
 from dynaquant_core.quantize.flat import FLOATS
 from dynaquant_core.search.quality import Lost
 from dynaquant_core.state import address_of
-from dynaquant_core.training.capture import model_state
-from dynaquant_core.training.subject import Subject
 
 __all__ = ["SAMPLE", "Movement", "Passing", "Start", "place_of", "places_of"]
 
@@ -34,7 +33,7 @@ class Start:
     """A sample of the weights that a life began from.
 
     Args:
-        values: name in the captured tree -> float32[n] on the CPU.
+        values: name -> float32[n] on the CPU.
         stride: every so manieth weight of a tensor; odd, so that it meets every column of a matrix.  Of small
             tensors more are taken (`_every`).
         trained: names of those that an optimizer trains.
@@ -43,17 +42,6 @@ class Start:
     values: Mapping[str, Tensor]
     stride: int
     trained: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, subject: Subject) -> Start:
-        """The live weights of a run, under the names that `capture` gives them."""
-        state = {
-            f"model.{key}.{name}" if key else f"model.{name}": tensor
-            for key, model in subject.models.items()
-            for name, tensor in model_state(model).items()
-        }
-        places = places_of(subject.optimizers.values())
-        return cls.sampled(state, {name for name, tensor in state.items() if place_of(tensor) in places})
 
     @classmethod
     def sampled(cls, tensors: Mapping[str, object], trained: Iterable[str] = ()) -> Start:
@@ -100,7 +88,8 @@ class Passing:
     """Decoded tensors on their way into an evaluation.
 
     Attributes:
-        lost: of the movement, once the last tensor was taken; None before, and where nothing moved.
+        lost: of the movement, once the last tensor was taken; None before, and where nothing has moved and
+            nothing differs.  What differs where nothing has moved is infinitely much noise.
     """
 
     def __init__(
@@ -115,8 +104,9 @@ class Passing:
         mm = dm = dd = 0.0
         for name, tensor in self._decoded:
             if name in self._moved:
-                moved = self._moved[name].double()
-                taken = (_sampled(tensor, self._start.stride) - self._start.values[name]).double()
+                known = self._moved[name].isfinite()
+                moved = self._moved[name][known].double()
+                taken = (_sampled(tensor, self._start.stride) - self._start.values[name])[known].double()
                 weight = _every(tensor, self._start.stride) / self._start.stride
                 mm += weight * float(moved @ moved)
                 dm += weight * float(taken @ moved)
@@ -124,6 +114,8 @@ class Passing:
             yield name, tensor
         if mm:
             self.lost = Lost(1.0 - dm / mm, max(0.0, dd - dm * dm / mm) / mm)
+        elif dd:
+            self.lost = Lost(0.0, math.inf)
 
 
 def _has_weights(tensor: object) -> TypeGuard[Tensor]:
@@ -138,7 +130,8 @@ def _has_weights(tensor: object) -> TypeGuard[Tensor]:
 def places_of(optimizers: Iterable[Optimizer]) -> frozenset[object]:
     """Where the parameters of some optimizers lie (`place_of`)."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return frozenset(place_of(parameter) for group in groups for parameter in group["params"])
+    places = (place_of(parameter) for group in groups for parameter in group["params"])
+    return frozenset(place for place in places if place is not None)
 
 
 def place_of(value: object) -> object:
@@ -159,6 +152,11 @@ def _sampled(tensor: Tensor, stride: int) -> Tensor:
 
 
 def _in_spreads(moved: Tensor, now: Tensor) -> float:
-    """Root mean square of a movement over the spread of the values; 0 where these have none."""
-    spread = float(now.double().std(correction=0))
-    return float(moved.double().square().mean().sqrt()) / spread if spread > 0 else 0.0
+    """Root mean square of a movement over the spread of the values; 0 where these have none.
+
+    What is not finite counts as not there: a mask of infinities, or memory that nobody had filled.
+    """
+    known = moved.isfinite()
+    moved, now = moved[known].double(), now[known].double()
+    spread = float(now.std(correction=0)) if now.numel() else 0.0
+    return float(moved.square().mean().sqrt()) / spread if spread > 0 else 0.0

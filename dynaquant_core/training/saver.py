@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
+from dynaquant_core.training.begun import Begun
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.choice import Choice, Chooser
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
@@ -27,6 +28,7 @@ class Saver:
         chooser: picks the configuration.
         collector: of gradients.
         worker: encodes and commits.
+        begun: what this life of the run began from.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class Saver:
         chooser: Chooser,
         collector: GradientCollector,
         worker: Worker[CheckpointInfo],
+        begun: Begun,
     ) -> None:
         self._store = store
         self._subject = subject
         self._chooser = chooser
         self._collector = collector
         self._worker = worker
+        self._begun = begun
         self._collected = 0.0  # seconds of the collector that earlier saves have reported
 
     def save(self, step: int, threshold: float | None = None) -> None:
@@ -64,6 +68,7 @@ class Saver:
             gradients=self._gradients(),
             model=self._subject.model,
         )
+        self._chooser.start = self._begun.start(saving.live, still=True)
         choice = self._chooser.choose(saving, threshold=threshold)
         sealing = time.perf_counter()
         sealed = saving.seal(choice.draft, choice.report)

@@ -10,7 +10,7 @@ import torch
 
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins import PluginOptions, PluginRun, read_tree
-from dynaquant_core.plugins.begun import Begun
+from dynaquant_core.training.begun import Begun
 from tests.plugins.kit import EXACT
 from tests.training.models import bits, build, evaluate_net, net_loss, one_step, seed_everything
 

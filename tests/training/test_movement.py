@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from dynaquant_core.methods.lattice.method import Lattice
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training import movement
+from dynaquant_core.training.begun import Begun
 from dynaquant_core.training.checkpointer import Checkpointer
 from dynaquant_core.training.movement import Movement, Start
-from dynaquant_core.training.subject import Subject
 
 NAMES = ("0.weight", "2.weight")
 
@@ -92,7 +93,7 @@ def test_a_sample_of_a_large_model_is_bounded_and_near(monkeypatch: pytest.Monke
     monkeypatch.setattr(movement, "SAMPLE", 5000)
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Linear(256, 256), "b": nn.Linear(256, 64)})
-    start = Start.of(Subject(model))
+    start = Start.sampled({f"model.{name}": value for name, value in model.state_dict().items()})
     assert set(start.values) == {f"model.{name}" for name in model.state_dict()}
     assert sum(values.numel() for values in start.values.values()) <= 5000
     columns = {int(place) % 256 for place in torch.arange(256 * 256)[:: start.stride]}
@@ -107,20 +108,32 @@ def test_a_sample_of_a_large_model_is_bounded_and_near(monkeypatch: pytest.Monke
 
 def test_several_models_are_told_apart_and_what_cannot_be_sampled_is_left_out() -> None:
     models = {"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)}
-    names = {f"model.{one}.{kind}" for one in models for kind in ("weight", "bias")}
-    assert set(Start.of(Subject(models)).values) == names
+    live = {f"{one}.{name}": value for one in models for name, value in models[one].state_dict().items()}
+    begun = Begun(models.values(), ())
+    begun.now()
+    start = begun.start(live)
+    assert start is not None
+    assert all(torch.equal(values, live[name].flatten()) for name, values in start.values.items())
+    assert set(start.values) == set(live)
     with torch.device("meta"):
         hollow = nn.Linear(4, 4)
-    assert Start.of(Subject(hollow)).values == {}
-    assert Start.of(Subject(nn.LazyLinear(4))).values == {}
+    for model in (hollow, nn.LazyLinear(4)):
+        begun = Begun([model], ())
+        begun.now()
+        assert begun.start(dict(model.named_parameters())) is None
 
 
-def test_nothing_is_told_where_nothing_moved_or_shapes_changed() -> None:
+def test_nothing_is_told_of_what_is_as_it_was_or_has_another_shape() -> None:
     start = Start({"w": torch.zeros(4), "v": torch.zeros(4)}, 1)
     still = Movement(start, {"w": torch.zeros(1, 4), "v": torch.ones(1, 6), "x": torch.ones(1, 2)})
-    passing = still.watch([("w", torch.ones(1, 4)), ("v", torch.ones(1, 6)), ("x", torch.ones(1, 2))])
+    passing = still.watch([("w", torch.zeros(1, 4)), ("v", torch.ones(1, 6)), ("x", torch.ones(1, 2))])
     assert len(list(passing)) == 3
     assert passing.lost is None
+    passing = still.watch([("w", torch.ones(1, 4))])
+    assert len(list(passing)) == 1
+    assert passing.lost is not None
+    assert astuple(passing.lost) == (0.0, float("inf"))
+    assert passing.lost.report() == {}
 
 
 def test_a_candidate_that_was_not_read_to_its_end_is_not_told() -> None:
@@ -145,3 +158,59 @@ def test_a_restored_run_adds_no_more_noise_than_its_movement_heals(tmp_path: Pat
         found[bound] = info.report["movement_lost"]["noise"], info.parts["weight"]["stored_bytes"]
     assert found[0.5][0] <= 0.5 < found[None][0]
     assert found[0.5][1] > found[None][1]
+
+
+@pytest.mark.parametrize("filled", ["before", "after", "assigned"])
+def test_movement_counts_from_the_first_step_whenever_the_weights_were_loaded(
+    tmp_path: Path, filled: str
+) -> None:
+    """A pretrained file that was loaded after the Checkpointer was made counted as movement and hid noise."""
+    run = Run()
+    pretrained = {name: 3.0 * value for name, value in run.model.state_dict().items()}
+    start = flat(pretrained)
+    if filled == "before":
+        run.model.load_state_dict(pretrained)
+    with Checkpointer(
+        tmp_path, run.model, run.optimizer, every=10, evaluate=run.quality, threshold=0.05
+    ) as saves:
+        assert saves.restore() == 0
+        if filled != "before":
+            run.model.load_state_dict(pretrained, assign=filled == "assigned")
+        if filled == "assigned":  # as one does who gives the optimizer what is trained now
+            run.optimizer.param_groups[0]["params"] = list(run.model.parameters())
+        run.train(saves, 10)
+    store = CheckpointStore(tmp_path)
+    found = store.info(10).report["movement_lost"]
+    assert found == expected(start, run.weights(), flat(store.load(10)["model"]))
+    assert found["noise"] < 30
+
+
+def test_values_that_are_no_numbers_count_as_not_there() -> None:
+    """One infinity in a mask made all that is lost no number, and no candidate kept within the bound."""
+    nan, inf = float("nan"), float("inf")
+    start = Start({"w": torch.tensor([0.0, nan, -inf, 0.0])}, 1, frozenset({"w"}))
+    watched = Movement(start, {"w": torch.tensor([[2.0, 1.0, -inf, 0.0]])})
+    passing = watched.watch([("w", torch.tensor([[1.5, 1.0, -inf, 1.0]]))])
+    assert len(list(passing)) == 1
+    assert passing.lost is not None
+    assert astuple(passing.lost) == (0.25, 0.25)
+    assert watched.moved["w"] == pytest.approx(2.0**0.5)
+
+
+def test_where_nothing_has_moved_the_most_careful_scale_is_taken(tmp_path: Path) -> None:
+    """No training had yet taken any noise out, and a wide threshold let much of it in."""
+    run = Run()
+    with Checkpointer(tmp_path, run.model, run.optimizer, evaluate=run.quality, threshold=0.2) as saves:
+        assert saves.restore() == 0
+        saves.save()
+        info = saves.wait()
+        assert info is not None
+        assert info.met
+        assert info.config.scale == Lattice().space(gradients=False).axes["scale"][0]
+        assert info.stale is None
+    with Checkpointer(tmp_path, run.model, run.optimizer, evaluate=run.quality, threshold=0.2) as saves:
+        saves.restore()
+        restored = run.weights()
+        saves.save()  # of what is on its lattice already: no noise comes to it
+        saves.wait()
+    assert np.array_equal(flat(CheckpointStore(tmp_path).load(0)["model"]), restored)

@@ -1,0 +1,125 @@
+"""The weights that this life of a run began from: a sample, taken before its first step.
+
+A script fills its model when and how it likes: from a checkpoint of ours, from a framework's own, from a
+pretrained file after `restore` has found nothing.  What the model holds when its optimizer is about to step
+for the first time is what this life began from, whoever put it there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dynaquant_core.hooks import OwnedHooks, untraced
+from dynaquant_core.training.movement import Start, place_of, places_of
+
+__all__ = ["Begun"]
+
+
+class Begun:
+    """Watches for the first step of a life.
+
+    Args:
+        models: whose weights to sample.
+        optimizers: of which the first to step ends the wait.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> begun = Begun([model], [optimizer])
+        >>> begun.start({"w": model.weight}) is None
+        True
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> model.weight.grad = torch.ones(2, 2)
+        >>> optimizer.step()
+        >>> begun.start({"w": model.weight}).values
+        {'w': tensor([0., 0., 0., 0.])}
+        >>> begun.close()
+    """
+
+    def __init__(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        self._models, self._optimizers = list(models), list(optimizers)
+        self._sample: _Sample | None = None
+        hook = untraced(_telling(weakref.ref(self)))
+        handles = [optimizer.register_step_pre_hook(hook) for optimizer in self._optimizers]
+        self._hooks = OwnedHooks(self, handles)
+
+    def again(self) -> None:
+        """Tells that a checkpoint was read: another life begins with the next step."""
+        self._sample = None
+
+    def now(self) -> None:
+        """Tells that the first step comes now, or came unseen; the sample is taken unless there is one."""
+        if self._sample is None:
+            self._sample = self._sampled()
+
+    def start(self, live: Mapping[str, Tensor], *, still: bool = False) -> Start | None:
+        """The sample under the names of a save's tensors, which share the weights' memory.
+
+        Args:
+            live: the save's tensors by name.
+            still: whether it is known that before the first step nothing has moved.
+
+        Returns:
+            None before the first step, unless ``still``, and where none of the tensors is a weight of the
+            models.
+        """
+        sample = self._sampled() if self._sample is None and still else self._sample
+        return None if sample is None else sample.named(live)
+
+    def close(self) -> None:
+        """Takes the hooks off and lets go of the models."""
+        self._hooks.remove()
+        self._models, self._optimizers, self._sample = [], [], None
+
+    def _sampled(self) -> _Sample:
+        # Not before it is needed: a model may have got other parameters (load_state_dict(assign=True)).
+        weights = [weight for model in self._models for weight in model.parameters()]
+        places = places_of(self._optimizers)
+        numbers = {str(number): weight for number, weight in enumerate(weights)}
+        trained = {number for number, weight in numbers.items() if place_of(weight) in places}
+        return _Sample(weights, Start.sampled(numbers, trained))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A sample by the weights' numbers.
+
+    Args:
+        weights: of the models.
+        start: number of a weight, as text -> sample.
+    """
+
+    weights: list[nn.Parameter]
+    start: Start
+
+    def named(self, live: Mapping[str, Tensor]) -> Start | None:
+        """The same under the names of tensors that share memory with the weights; None where none does."""
+        start = self.start
+        numbers = {
+            place_of(weight): str(number)
+            for number, weight in enumerate(self.weights)
+            if str(number) in start.values and place_of(weight) is not None
+        }
+        keys = {name: numbers.get(place_of(tensor)) for name, tensor in live.items()}
+        found = {name: key for name, key in keys.items() if key is not None}
+        trained = frozenset(name for name, key in found.items() if key in start.trained)
+        values = {name: start.values[key] for name, key in found.items()}
+        return Start(values, start.stride, trained) if found else None
+
+
+def _telling(begun: weakref.ref[Begun]) -> Callable[..., None]:
+    """A hook that keeps nothing alive."""
+
+    def tell(*_: Any) -> None:
+        held = begun()
+        if held is not None:
+            held.now()
+
+    return tell
