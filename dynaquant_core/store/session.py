@@ -108,7 +108,12 @@ class Session:
         """
         with self._guard:
             self._take_lock()
-            self._require_own_run()
+            try:
+                self.require_own_run()
+            except StoreNotEmptyError:
+                self._lock.release()
+                raise
+            self._known = True
             return self._usable_base(division)
 
     def commit(self, sealed: Sealed) -> CheckpointInfo:
@@ -201,18 +206,21 @@ class Session:
         self._lock.acquire(take_over=self._restored)
         self._restored = False
 
-    def _require_own_run(self) -> None:
+    def require_own_run(self) -> None:
+        """Refuses a folder whose checkpoints are another run's; takes no lock and changes nothing.
+
+        Raises:
+            StoreNotEmptyError: it holds some and none was read through this object.
+        """
         if self._known:
             return
         scan = self._catalogue.scan()
         count = len(scan.entries) + len(scan.damaged)
         if count:
-            self._lock.release()
             raise StoreNotEmptyError(
                 f"{str(self._folder)!r} holds {count} checkpoint(s) of another run; load or restore from it "
                 "to go on with that run, or save into another folder."
             )
-        self._known = True
 
     def _usable_base(self, division: Division) -> Base | None:
         base = self._base

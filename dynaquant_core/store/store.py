@@ -193,6 +193,14 @@ class CheckpointStore:
         self._remarks.on(prepared, self._settings)
         return prepared.saving(base, self._session.commit, self._session.last)
 
+    def require_own_run(self) -> None:
+        """Says before the first save what that would refuse; nothing is written and no lock taken.
+
+        Raises:
+            StoreNotEmptyError: the folder holds another run's checkpoints and this object read none of them.
+        """
+        self._session.require_own_run()
+
     # -- loading -----------------------------------------------------------------------------------
 
     def load(

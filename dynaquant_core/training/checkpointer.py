@@ -234,6 +234,7 @@ class Checkpointer:
         Raises:
             SaveError: a save in the background failed since the last call; training may go on.
             EvaluationError: evaluate failed; an exact checkpoint was committed instead.
+            StoreNotEmptyError: told at the first step, as `save`.
             DynaQuantError: a save that was due failed on this thread; training may go on.
         """
         self._require_open()
@@ -251,6 +252,7 @@ class Checkpointer:
             if not self._tried:  # said after the first step, not when the first save is due
                 self._tried = True
                 warn_of_unsavable(self._subject, self._completed)
+                self._saves.look_ahead()
             self._look_ahead()
 
     def save(self, *, threshold: float | None = None) -> None:

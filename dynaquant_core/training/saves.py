@@ -87,6 +87,16 @@ class Saves:
         saved = self.step == step  # perhaps within a tighter threshold
         return self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
 
+    def look_ahead(self) -> None:
+        """Says what the first save would refuse of the folder, hours before it is due.
+
+        Raises:
+            StoreNotEmptyError: it holds checkpoints that this run was not restored from.
+        """
+        with told(raises=self.raises):
+            self._require_own_folder()
+            self._store.require_own_run()
+
     def _require_own_folder(self) -> None:
         if self.misfit:
             raise StoreNotEmptyError(

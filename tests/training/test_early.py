@@ -91,3 +91,36 @@ def test_what_can_be_saved_is_passed_over_in_silence(tmp_path, caplog):
     with dq.Checkpointer(tmp_path, model, optimizer, every=3, **EXACT) as checkpoints:
         train(model, optimizer, checkpoints, 4)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_folder_of_checkpoints_that_was_not_restored_is_said_at_the_first_step(tmp_path, caplog, on_error):
+    """A restore() that was forgotten showed at the first save, an hour later."""
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=1, **EXACT) as first:
+        train(model, optimizer, first, 1)
+    files = sorted(tmp_path.glob("*"))
+    caplog.clear()
+    again = dq.Checkpointer(tmp_path, model, optimizer, every=1000, on_error=on_error, **EXACT)
+    if on_error == "raise":
+        with pytest.raises(dq.StoreNotEmptyError, match="restore from it"):
+            train(model, optimizer, again, 1)
+    train(model, optimizer, again, 2)
+    assert caplog.text.count("restore from it") == (on_error == "warn")
+    assert sorted(tmp_path.glob("*")) == files
+    with dq.Checkpointer(tmp_path, model, optimizer, every=1000, **EXACT) as other:  # no lock was taken
+        assert other.restore() == 1
+        train(model, optimizer, other, 1)
+    again.close()
+
+
+def test_so_is_one_whose_checkpoints_do_not_fit(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=1, **EXACT) as first:
+        train(model, optimizer, first, 1)
+    other, trained = build(width=64)
+    with dq.Checkpointer(tmp_path, other, trained, every=1000, **EXACT) as again:
+        with pytest.raises(dq.StateMismatchError):
+            again.restore()
+        with pytest.raises(dq.StoreNotEmptyError, match="could not be restored"):
+            train(other, trained, again, 1)
