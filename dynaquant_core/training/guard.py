@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from dynaquant_core.state import bytes_of
 from dynaquant_core.training.rng import put_rng_back, rng_state
 
-__all__ = ["insist", "same_bits", "untouched", "write", "written_by_modes"]
+__all__ = ["insist", "same_bits", "untouched", "write", "written_in_passing"]
 
+
+#: Modules that may write their weights in a forward pass.
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 #: A module whose dictionaries are views of something else.
 SCRIPTED = torch.jit.ScriptModule
@@ -134,21 +137,26 @@ def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
         insist(put_back)
 
 
-def written_by_modes(models: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Parameters that changing to evaluation mode and back may write, and round.
+def written_in_passing(models: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Parameters that an evaluation without gradients may write.
 
-    They are those of modules with a ``train`` of their own: LoRA adds its product to them there, and takes it
-    out again.
+    Those of modules with a ``train`` of their own, which changing to evaluation mode and back may round: LoRA
+    adds its product to them there, and takes it out again.  And those of embeddings with a ``max_norm``, whose
+    forward pass shortens the rows that it reads, also in evaluation mode.
 
     Example:
-        >>> written_by_modes([nn.Linear(2, 2)])
+        >>> written_in_passing([nn.Linear(2, 2)])
         []
+        >>> [tuple(weight.shape) for weight in written_in_passing([nn.Embedding(3, 2, max_norm=1.0)])]
+        [(3, 2)]
     """
     own = [
         module
         for model in models
         for module in model.modules()
-        if type(module).train is not nn.Module.train or type(module).eval is not nn.Module.eval
+        if type(module).train is not nn.Module.train
+        or type(module).eval is not nn.Module.eval
+        or (isinstance(module, EMBEDDINGS) and module.max_norm is not None)
     ]
     return list({weight: None for module in own for weight in module.parameters() if _is_plain(weight)})
 

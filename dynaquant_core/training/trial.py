@@ -14,7 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.state import copied_together
 from dynaquant_core.training.evaluation import Evaluation
-from dynaquant_core.training.guard import insist, same_bits, write, written_by_modes
+from dynaquant_core.training.guard import insist, same_bits, write, written_in_passing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,7 +58,7 @@ class Trial:
             live = {tensor.data_ptr() for tensor in self._live.values()}
             self._beside = [
                 (weight, weight.detach().to("cpu", copy=True))
-                for weight in written_by_modes(self._evaluation.models)
+                for weight in written_in_passing(self._evaluation.models)
                 if weight.data_ptr() not in live
             ]
         return self
