@@ -10,7 +10,7 @@ from __future__ import annotations
 from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.given import given_names
 from dynaquant_core.state.leaves import Leaf
-from dynaquant_core.state.memory import address_of
+from dynaquant_core.state.memory import address_of, overlapping
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.pages import copied_together, empty_tensor
 from dynaquant_core.state.raw import bytes_of, empty_words, tensor_of, words_of
@@ -59,6 +59,7 @@ __all__ = [
     "leaf_names",
     "matches",
     "moment_kind",
+    "overlapping",
     "owned_by",
     "pack",
     "tensor_of",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-__all__ = ["Address", "address_of"]
+__all__ = ["Address", "address_of", "overlapping"]
 
 #: Device, and where a tensor's first value lies.
 Address = tuple[str, int]
@@ -31,3 +33,62 @@ def address_of(value: object) -> Address | None:
         return None
     start = value.data_ptr()
     return (str(value.device), start) if start else None
+
+
+def overlapping(tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of different tensors that share some memory, such as a weight and a slice of it.
+
+    Neighbours in one buffer share none, nor do columns of one matrix that lie between each other.
+
+    Example:
+        >>> buffer = torch.zeros(4, 4)
+        >>> sorted(overlapping({"whole": buffer[:3], "head": buffer[2], "last": buffer[3]}))
+        ['head', 'whole']
+        >>> sorted(overlapping({"left": buffer[:, :2], "right": buffer[:, 2:]}))
+        []
+    """
+    return frozenset(name for heap in _heaps(tensors) for name in _shared(heap))
+
+
+def _heaps(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Those between whose first and last values others begin, together with these."""
+    placed = {name: tensor for name, tensor in tensors.items() if address_of(tensor) is not None}
+    heap: dict[str, Tensor] = {}
+    device, end = "", 0
+    for name in sorted(placed, key=lambda name: (str(placed[name].device), placed[name].data_ptr())):
+        tensor = placed[name]
+        if str(tensor.device) != device or tensor.data_ptr() >= end:
+            if len(heap) > 1:
+                yield heap
+            heap, device, end = {}, str(tensor.device), 0
+        heap[name] = tensor
+        end = max(end, tensor.data_ptr() + _extent(tensor) * tensor.itemsize)
+    if len(heap) > 1:
+        yield heap
+
+
+def _shared(heap: Mapping[str, Tensor]) -> Iterator[str]:
+    """Counts how many lie at each place; of several dtypes all are taken to."""
+    first = min(tensor.data_ptr() for tensor in heap.values())
+    size = next(iter(heap.values())).itemsize
+    starts = {name: tensor.data_ptr() - first for name, tensor in heap.items()}
+    if any(tensor.itemsize != size or starts[name] % size for name, tensor in heap.items()):
+        yield from heap
+        return
+    length = max(starts[name] // size + _extent(tensor) for name, tensor in heap.items())
+    counts = torch.zeros(length, dtype=torch.int16, device=next(iter(heap.values())).device)
+    places = {name: _places(counts, tensor, starts[name] // size) for name, tensor in heap.items()}
+    for place in places.values():
+        place.add_(1)
+    yield from (name for name, place in places.items() if bool((place > 1).any()))
+
+
+def _places(counts: Tensor, tensor: Tensor, start: int) -> Tensor:
+    """A view of the places of a tensor, each once also where `Tensor.expand` repeats one."""
+    sizes = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return counts.as_strided(sizes, tensor.stride(), start)
+
+
+def _extent(tensor: Tensor) -> int:
+    """Values from a tensor's first to its last, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

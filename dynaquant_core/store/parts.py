@@ -1,8 +1,8 @@
 """The three parts of a checkpoint: which tensors go where, and what a reader holds of each.
 
 "weights": what the chosen method owns and accepts.  "moments": the optimizer's moments, by the moments
-policy.  "exact": everything else: the model's buffers, tensors of two values (masks), and whatever a
-pattern of ``exact=`` names.
+policy.  "exact": everything else: the model's buffers, tensors of two values (masks), different ones that
+share memory, and whatever a pattern of ``exact=`` names.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Known:
 
     Args:
         kept: names of tensors that stay exact: the model's buffers, what stands beside its own tensors,
-            running statistics and scales of codes.
+            running statistics, scales of codes, and different tensors that share memory.
         frozen: names of weights that are not trained.
         parameters: the model's, by name.
         optimizers: whose tensors are in the state.

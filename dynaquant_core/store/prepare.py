@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.registry import method_for_config
-from dynaquant_core.state import Tree, flatten, given_names
+from dynaquant_core.state import Leaf, Tree, flatten, given_names, overlapping
 from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import LIMIT
@@ -81,7 +81,14 @@ def prepare(
     tree = flatten(state)
     tensors = {leaf.name: leaf.tensor for leaf in tree.leaves}
     kept = given_names(tree.leaves) | buffer_names(tensors, model) | stand_in_names(tree.leaves, model)
+    # A candidate of one would be written over the other, and no reader gets both.
+    kept |= overlapping({leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)})
     known = Known(kept, frozen_names(tensors, model), parameters_of(model), tuple(optimizers))
     division = divide(tree, settings, method_for_config(config, settings.weights), known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints)
+
+
+def _is_live(leaf: Leaf) -> bool:
+    """Whether it is a tensor of its owner's beside the optimizer's, in whose memory it may lie."""
+    return leaf.source == "tensor" and not leaf.in_optimizer

@@ -133,3 +133,44 @@ def test_running_statistics_of_any_shape_need_no_model_to_stay_exact(tmp_path: P
         assert torch.equal(loaded["norm"][name], value)
         assert torch.equal(loaded[f"flat.{name}"], value)
     assert not torch.equal(loaded["fc.weight"], state["fc.weight"])
+
+
+class PartlyTied(torch.nn.Module):
+    """A head that is a slice of the embedding's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(256, 32)
+        self.middle = torch.nn.Linear(32, 32)
+        self.head = torch.nn.Linear(32, 128, bias=False)
+        self.head.weight = torch.nn.Parameter(self.words.weight.data[:128])
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(words) + torch.tanh(self.middle(self.words(words))))
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant"])
+def test_of_weights_that_share_memory_what_was_measured_is_stored(tmp_path: Path, method: str) -> None:
+    """A candidate of the one was written over the other, and the other then coded from it."""
+    torch.manual_seed(0)
+    model, words = PartlyTied(), torch.randint(0, 256, (512,))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+
+    def quality(net: PartlyTied) -> float:
+        return torch.nn.functional.cross_entropy(net(words), (words * 7 + 3) % 128).item()
+
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, every=20, evaluate=quality, threshold=0.05, method=method
+    ) as saves:
+        for _ in range(60):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(words), (words * 7 + 3) % 128).backward()
+            optimizer.step()
+            saves.step()
+    store = CheckpointStore(tmp_path)
+    for step in (20, 40, 60):
+        stored = PartlyTied()
+        stored.load_state_dict(store.load(step)["model"])
+        assert quality(stored) == pytest.approx(store.info(step).quality["search"], rel=1e-6)
+    assert torch.equal(store.load()["model"]["words.weight"], model.words.weight)
+    assert not torch.equal(store.load()["model"]["middle.weight"], model.middle.weight)

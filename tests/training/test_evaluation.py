@@ -299,7 +299,12 @@ def test_a_module_that_merges_in_evaluation_mode_trains_on_as_without_us(tmp_pat
         if saved is not None:
             saved.close()
             assert all(CheckpointStore(folder).info(step).met for step in (3, 6))
-        return bits(model.state_dict()), [module.training for module in model.modules()], model[0].merged, model[2].merged
+        return (
+            bits(model.state_dict()),
+            [module.training for module in model.modules()],
+            model[0].merged,
+            model[2].merged,
+        )
 
     assert train(tmp_path) == train(None)
 
