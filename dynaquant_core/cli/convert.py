@@ -178,7 +178,7 @@ def compact(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A store.")],
     max_chain: Annotated[int, typer.Option(help="Longest chain to leave; 0: each stands alone.")] = 8,
     keep_last: Annotated[int | None, typer.Option(help="Keep the last N checkpoints.")] = None,
-    keep_every: Annotated[int | None, typer.Option(help="Keep every step divisible by N.")] = None,
+    keep_every: Annotated[int | None, typer.Option(help="Keep the first from each multiple of N on.")] = None,
     keep_within: Annotated[str | None, typer.Option(help="Disk budget, as 100GB.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -55,7 +55,8 @@ class Policy:
 
     Args:
         keep_last: this many of the newest checkpoints.
-        keep_every: also every checkpoint whose step is a multiple of this.
+        keep_every: also, of each multiple of this, the first checkpoint at or after it and before the next;
+            of step 0 that one alone.
         keep_within: at most this many bytes in all, the newest first; a number or a text like "100GB".
 
     Raises:
@@ -83,12 +84,36 @@ class Policy:
             require(good, f"{name} must be a whole number of at least 1 or None, got {value!r}.")
         return cls(keep_last, keep_every, parse_budget(keep_within))
 
-    def wants(self, ranked: Sequence[AnyRecord]) -> list[AnyRecord]:
-        """Those of ``ranked`` (newest first) that the first two rules keep, newest first."""
+    def wants(self, ranked: Sequence[AnyRecord], doubted: Container[str] = ()) -> list[AnyRecord]:
+        """Those of ``ranked`` (newest first) that the first two rules keep, newest first.
+
+        A checkpoint that is the first after a multiple stays it, however often this is asked as others come
+        and go; saves that are due by time meet no multiple.  One whose digest is doubted takes no place.
+        """
         if self.keep_last is None and self.keep_every is None:
             return list(ranked)
         last, every = self.keep_last or 1, self.keep_every
-        return [r for i, r in enumerate(ranked) if i < last or (every and r.step % every == 0)]
+        marks = _marks((r.step for r in ranked if r.digest not in doubted), every) if every else frozenset()
+        return [r for i, r in enumerate(ranked) if i < last or (every and _is_mark(r.step, every, marks))]
+
+
+def _marks(steps: Iterable[int], every: int) -> frozenset[int]:
+    """The first step at or after each multiple of ``every`` above 0.
+
+    Example:
+        >>> sorted(_marks([3, 12, 17, 20, 21, 45], every=10))
+        [12, 20, 45]
+    """
+    first: dict[int, int] = {}
+    for step in steps:
+        multiple = step // every
+        first[multiple] = min(step, first.get(multiple, step))
+    first.pop(0, None)
+    return frozenset(first.values())
+
+
+def _is_mark(step: int, every: int, marks: Container[int]) -> bool:
+    return step % every == 0 or step in marks
 
 
 def current(records: Iterable[AnyRecord]) -> dict[int, AnyRecord]:
@@ -168,7 +193,7 @@ def kept(
     stay = _Closure(records)
     if policy.keep_within is not None:
         stay.add(stay.beside(*keep.values()))
-    for record in policy.wants(ranked):
+    for record in policy.wants(ranked, doubted):
         if policy.keep_within is not None:
             more = stay.beside(record)
             if stay.size + sum(r.size for r in more.values()) > policy.keep_within:

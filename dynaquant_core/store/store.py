@@ -60,8 +60,9 @@ class CheckpointStore:
             of a tied tensor any of its names will do.
         max_chain: deltas between a checkpoint and its key, at most; 0: keys only.  A full chain takes
             a second line of deltas on the link in its middle before a key is written.
-        keep_last, keep_every, keep_within: what stays (see `retention.Policy`).  A checkpoint that another
-            one builds on always stays, and stays listed.
+        keep_last, keep_every, keep_within: what stays: so many of the newest; the first at or after each
+            multiple of a step; the newest that fit into so many bytes (see `retention.Policy`).  A checkpoint
+            that another one builds on always stays, and stays listed.
 
     Raises:
         ConfigError: an argument is unknown, ill-typed or out of range.

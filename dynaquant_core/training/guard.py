@@ -141,8 +141,8 @@ def written_in_passing(models: Iterable[nn.Module]) -> list[nn.Parameter]:
     """Parameters that an evaluation without gradients may write.
 
     Those of modules with a ``train`` of their own, which changing to evaluation mode and back may round: LoRA
-    adds its product to them there, and takes it out again.  And those of embeddings with a ``max_norm``, which
-    shorten the rows that they read, in evaluation mode too.
+    adds its product to them there, and takes it out again.  And tables with a ``max_norm``, of which every
+    pass shortens the rows that it reads.
 
     Example:
         >>> written_in_passing([nn.Linear(2, 2)])

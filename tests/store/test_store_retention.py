@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,38 @@ def test_what_stays_can_be_read_and_is_what_the_policy_promises(
             for file in files
             if file.digest in rest and file.base_digest in all_digests
         )
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 50), st.integers(1, 3))
+def test_the_first_at_or_after_each_multiple_stays_however_saves_fall(
+    gaps: list[int], every: int, last: int
+) -> None:
+    """Saves that are due by time meet no multiple, and none was kept of a run of days."""
+    policy, steps = Policy(keep_last=last, keep_every=every), list(accumulate(gaps))
+    files: list[File] = []
+    for number, step in enumerate(steps):
+        files.append(File(step, (number, 0), f"d{number}", None, 1))
+        files = [file for file in files if file not in retired(files, policy, ())]
+    multiples = range(every, steps[-1] + 1, every)
+    first = {next(step for step in steps if step >= multiple) for multiple in multiples}
+    wanted = {step for step in first if any(step - every < multiple <= step for multiple in multiples)}
+    assert {file.step for file in files} == wanted | set(steps[-last:])
+    whole = [File(step, (number, 0), f"d{number}", None, 1) for number, step in enumerate(steps)]
+    assert {file.step for file in kept(whole, policy, ())} == {file.step for file in files}
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 40))
+def test_where_each_multiple_was_saved_they_are_what_stays(interval: int, times: int, count: int) -> None:
+    files = [File(step * interval, (step, 0), f"d{step}", None, 1) for step in range(count)]
+    stay = {file.step for file in kept(files, Policy(keep_every=interval * times), ())}
+    newest = (count - 1) * interval
+    assert stay == {newest, *(step for step in range(0, newest + 1, interval * times))}
+
+
+def test_a_checkpoint_that_is_doubted_is_not_the_first_of_any() -> None:
+    files = [File(step, (step, 0), f"d{step}", None, 1) for step in (11, 14, 17, 30)]
+    stay = {file.step for file in kept(files, Policy(keep_every=10), (), doubted={"d11"})}
+    assert stay == {14, 30}
 
 
 @given(folders(), st.sets(st.integers(0, 6)))
