@@ -278,6 +278,8 @@ class Checkpointer:
             NotAStoreError: it held other files and no checkpoint when this object was made, and still does.
             DynaQuantError: this save failed on this thread; training may go on.
         """
+        if self._closed and self._turns.busy:  # asked for by a handler, in the last moment of `close`
+            return
         self._require_open()
         if threshold is not None:
             require_threshold("Checkpointer", threshold)
@@ -319,7 +321,11 @@ class Checkpointer:
         if self._closed or self._process != os.getpid():
             return
         with self._turn:
-            self._turns.take(self._close)
+            try:
+                while self._worker.busy and not self._turns.busy:  # a handler may save, which follows
+                    self._turns.take(partial(await_all, self.store.path))
+            finally:
+                self._turns.take(self._close)
 
     def _close(self) -> None:
         if not self._closed:

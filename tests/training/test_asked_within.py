@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -310,3 +313,53 @@ def test_after_a_step_that_raised_a_save_is_made_at_once(stepping, on_signal):
     saves.save()
     saves.wait()
     assert saves.store.steps() == [0]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_handler_that_saves_while_the_run_is_closed_gets_its_save(
+    tmp_path, on_signal, monkeypatch, saved, ends
+):
+    """A run that was through ended in "the Checkpointer is closed"."""
+    run, true, closing, asked = Run(tmp_path, at=0), commit.os.fsync, threading.Event(), []
+
+    def slow(descriptor):
+        if threading.current_thread() is not threading.main_thread() and not asked:
+            asked.append(closing.wait(20))
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.2)
+        true(descriptor)
+
+    run.train(10)
+    run.saves.wait()
+    monkeypatch.setattr(commit.os, "fsync", slow)
+    run.train(10 if saved else 5)
+    if not saved:
+        run.saves.save()
+        run.train(2)
+    calls = run.calls
+    on_signal(lambda: leave(run) if ends else run.saves.save())
+    closing.set()
+    with pytest.raises(SystemExit) if ends else nullcontext():
+        run.saves.close()
+    newest = dq.CheckpointStore(tmp_path).newest()
+    assert newest.step == (20 if saved else 17)
+    assert (run.calls > calls) == (not saved)
+    with pytest.raises(dq.SaveError, match="closed"):
+        run.saves.save()
+
+
+def test_one_in_the_last_moment_of_a_close_is_let_be(tmp_path, on_signal, monkeypatch):
+    run = Run(tmp_path, at=0)
+    run.train()
+    close = run.saves.store.close
+
+    def interrupted():
+        signal.raise_signal(signal.SIGUSR1)
+        close()
+
+    monkeypatch.setattr(run.saves.store, "close", interrupted)
+    on_signal(run.saves.save)
+    run.saves.close()
+    assert dq.CheckpointStore(tmp_path).steps() == [10]
