@@ -30,8 +30,8 @@ class Decision:
         exhaustive: whether the whole cube was searched.
         state: to be kept with the checkpoint and given to the next search.
         allowed: the degradation that the search went by: the threshold, or its share of what is learnt.
-        blind: evaluate does not depend on what is stored, so the choice is the space's fixed careful point,
-            which was not measured; degradation says nothing.
+        blind: evaluate does not depend on what is stored, or does not show it yet (an F1 that is still 0), so
+            the choice is the space's fixed careful point, which was not measured; degradation says nothing.
         said: the search before came to the same.
     """
 
@@ -78,10 +78,11 @@ def announce(decision: Decision) -> None:
     """Says in the log what was chosen, and aloud, once, where the space could not keep the threshold."""
     say = logger.info if decision.said else logger.warning
     if decision.blind:
+        yet = " or, while it is 0, does not show it" if not any(decision.quality.values) else ""
         say(
             "evaluate gave the same value for the model itself, for coarse weights and for spoilt ones: it "
-            "does not depend on what is stored, so nothing is promised; storing with the fixed configuration "
-            "%s.", decision.config,
+            "does not depend on what is stored%s, so nothing is promised; storing with the fixed "
+            "configuration %s.", yet, decision.config,
         )  # fmt: skip
         return
     if decision.beyond:

@@ -80,6 +80,23 @@ def test_a_blind_evaluate_gives_the_careful_default_and_no_promise(caplog: pytes
     assert len([line for line in caplog.messages if "does not depend on what is stored" in line]) == 1
 
 
+def test_a_metric_that_is_still_0_is_not_said_to_be_of_something_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An F1 before the model answers anything: the sentence sent its user looking for a fault in evaluate."""
+    naught = Quality((0.0, 0.0))
+    with caplog.at_level(logging.WARNING, logger="dynaquant_core"):
+        decision = Manager().choose(
+            SPACE, lambda config: SimpleNamespace(config=config, size=size(config), is_key=True),  # type: ignore[arg-type, return-value]
+            lambda draft: naught, naught, 0.01, "max", SearchState(),
+        )  # fmt: skip
+    assert (decision.config, decision.blind) == (SPACE.default, True)
+    assert "while it is 0, does not show it" in caplog.text
+    caplog.clear()
+    Run(blind).choose()
+    assert "while it is 0" not in caplog.text
+
+
 @pytest.mark.parametrize("most", [10**5, 1])
 def test_what_is_bold_without_being_smaller_is_not_believed_either(most: int) -> None:
     """Where next to nothing moved, a delta of the careful default takes no more than any other."""
