@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dynaquant_core.errors import EvaluationError, StoreNotEmptyError
+from dynaquant_core.errors import DynaQuantError, EvaluationError, StoreNotEmptyError
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.answer import Answer
@@ -88,14 +88,20 @@ class Saves:
         return self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
 
     def look_ahead(self) -> None:
-        """Says what the first save would refuse of the folder, hours before it is due.
+        """Says what every save would refuse of the folder, hours before the first is due.
 
         Raises:
             StoreNotEmptyError: it holds checkpoints that this run was not restored from.
         """
-        with told(raises=self.raises):
+        try:
             self._require_own_folder()
             self._store.require_own_run()
+        except StoreNotEmptyError as error:
+            if self.raises:
+                raise
+            logger.warning("no checkpoint can be saved while this is so: %s", error)
+        except DynaQuantError:  # a disk that does not answer: for the save to tell, if it still is so then
+            return
 
     def _require_own_folder(self) -> None:
         if self.misfit:
