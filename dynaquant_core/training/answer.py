@@ -31,7 +31,7 @@ class Answer:
         self.by: str | None = None
         self._signals = signals
         self._worker = worker
-        self._failures, self._next = 0, 0
+        self._failures, self._failed_at = 0, 0
 
     def give(
         self, step: int, save: Callable[[], None], *, saved: bool, raises: bool, last: bool = False
@@ -53,7 +53,7 @@ class Answer:
             DynaQuantError: as ``save``.
         """
         asked = self._signals.asked
-        if asked is None or (step < self._next and not last):
+        if asked is None or (self._pauses(step) and not last):
             return False
         before, earlier = self._worker.result, self._settled()
         saved = saved and earlier is None and self._is_of(step)
@@ -74,6 +74,10 @@ class Answer:
         """Waits for the signals no longer; one that was not answered is told in the log."""
         self._signals.close()
 
+    def _pauses(self, step: int) -> bool:
+        """Whether the last failure is too near; a restore may have gone back behind it."""
+        return self._failures > 0 and 0 <= step - self._failed_at < 2 ** (self._failures - 1)
+
     def _is_of(self, step: int) -> bool:
         """Whether the worker's last checkpoint is of this step."""
         return self._worker.result is not None and self._worker.result.step == step
@@ -89,9 +93,8 @@ class Answer:
     def _tell(self, asked: str, step: int, *, there: bool) -> None:
         if there:
             self._signals.take()
-            self.by, self._failures, self._next = asked, 0, 0
+            self.by, self._failures = asked, 0
             logger.warning("%s answered: step %d is saved, the process goes on", asked, step)
             return
-        self._next = step + 2**self._failures
-        self._failures += 1
+        self._failures, self._failed_at = self._failures + 1, step
         logger.warning("%s came, but step %d could not be saved", asked, step)

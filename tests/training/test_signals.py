@@ -269,6 +269,15 @@ def test_a_request_whose_save_failed_is_not_forgotten(tmp_path, monkeypatch):
             break
     assert failed == [1, 2, 4]
     assert checkpoints.store.steps() == [8]
+    failing += [1, 1, 1]
+    os.kill(os.getpid(), signal.SIGUSR1)
+    for _ in range(4):
+        with suppress(dq.SaveError):
+            train(model, optimizer, checkpoints, 1)
+    assert not failing
+    assert checkpoints.restore() == 8
+    train(model, optimizer, checkpoints, 1)  # not as far from the last failure as it was to be
+    assert checkpoints.store.steps() == [8, 9]
     with pytest.raises(dq.SaveError):
         checkpoints.close()
 
