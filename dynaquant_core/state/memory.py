@@ -76,7 +76,7 @@ def _shared(heap: Mapping[str, Tensor]) -> Iterator[str]:
         yield from heap
         return
     length = max(starts[name] // size + _extent(tensor) for name, tensor in heap.items())
-    counts = torch.zeros(length, dtype=torch.int16, device=next(iter(heap.values())).device)
+    counts = torch.zeros(length, dtype=torch.int16)  # on the host: a device's memory may be full
     places = {name: _places(counts, tensor, starts[name] // size) for name, tensor in heap.items()}
     for place in places.values():
         place.add_(1)

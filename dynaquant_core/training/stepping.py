@@ -69,7 +69,11 @@ class Stepping:
         )
 
     def waiting(self) -> list[Save]:
-        """The saves that wait, in order; from now on they are the caller's."""
+        """Tells that the step is complete; the saves that waited for it, in order, are the caller's now.
+
+        Whoever says so in a hook of the optimizer may be called before ours.
+        """
+        self._inside = None
         saves, self._waiting = self._waiting, []
         return saves
 

@@ -299,6 +299,17 @@ def test_one_that_ends_the_process_there_leaves_the_checkpoint_before(stepping, 
     assert "waited for the end of an optimizer's step was not made" in caplog.text
 
 
+def test_a_step_that_is_told_from_a_hook_of_the_optimizer_is_complete(tmp_path):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: saves.step())  # before the Checkpointer's own
+    with dq.Checkpointer(tmp_path, model, optimizer, every=1, exact="*") as saves:
+        for step in (1, 2):
+            stepped(optimizer, model)
+            saves.wait()
+            assert saves.last.step == step
+
+
 def test_after_a_step_that_raised_a_save_is_made_at_once(stepping, on_signal):
     """No end of it will come that it could wait for."""
     model, optimizer, saves = stepping
