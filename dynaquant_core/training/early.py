@@ -14,6 +14,7 @@ from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.disabled import DISABLE
 from dynaquant_core.training.names import canonical_name, parameter_names
+from dynaquant_core.training.optimizers import is_sharded
 from dynaquant_core.training.subject import Subject
 
 __all__ = ["look_at_folder", "look_at_subject", "warn_of_unsavable"]
@@ -28,7 +29,7 @@ def look_at_subject(subject: Subject) -> None:
     """What is to be trained, before it is.
 
     Raises:
-        ConfigError: it is sharded, or two of its tensors share a name.
+        ConfigError: it or its optimizer is sharded, or two of its tensors share a name.
     """
     _require_whole(subject)
     _require_own_names(subject)
@@ -44,10 +45,11 @@ def look_at_folder(folder: Path, *, enabled: bool) -> None:
 
 
 def _require_whole(subject: Subject) -> None:
-    """Refuses models that this process holds a share of only.
+    """Refuses models and optimizers that this process holds a share of only.
 
     Raises:
-        ConfigError: a module is FSDP's, or a parameter is a shard; nothing was asked of other ranks.
+        ConfigError: a module is FSDP's, a parameter is a shard, or an optimizer keeps its state on several
+            ranks; nothing was asked of other ranks.
     """
     for model in subject.models.values():
         for name, item in (*model.named_modules(), *model.named_parameters()):
@@ -58,6 +60,12 @@ def _require_whole(subject: Subject) -> None:
                     f"the model is sharded ({which} is {kind}): a Checkpointer saves what its process holds "
                     "whole, alone or under DDP; save this one with torch.distributed.checkpoint."
                 )
+    for optimizer in filter(is_sharded, subject.optimizers.values()):
+        raise ConfigError(
+            f"the optimizer is sharded ({type(optimizer).__name__} keeps the state of some parameters on "
+            "each rank): a Checkpointer saves what its process holds whole, alone or under DDP; train with the "
+            "optimizer inside it, or save with torch.save after consolidate_state_dict()."
+        )
 
 
 def _require_own_names(subject: Subject) -> None:

@@ -17,8 +17,9 @@ from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.state.places import MOMENT_KINDS
 from dynaquant_core.state.strides import like_strides
 from dynaquant_core.training.kinds import SCHEDULED, listed, require_entries, require_same_settings
+from dynaquant_core.training.subject import own_state
 
-__all__ = ["by_name", "by_number", "scheduled_as_now"]
+__all__ = ["by_name", "by_number", "is_sharded", "scheduled_as_now"]
 
 Names = Mapping[Tensor, tuple[str, ...]]
 
@@ -62,26 +63,29 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     }
 
 
-def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, where: str) -> dict[str, Any]:
+def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> Any:
     """A stored state as this optimizer's ``load_state_dict`` takes it.
 
     Within a group parameters may stand in another order than when they were saved.  A native state, whose
     parameters are numbers, is taken as torch takes it: group by group, in the order of the parameters.
 
     Args:
-        stored: what `by_name` gave, or an optimizer's own ``state_dict``.
+        stored: what `by_name` gave, or an optimizer's own ``state_dict``; for an optimizer whose state has a
+            form of its own it is given back as it is.
         optimizer: the one to load into.
         names: as in `by_name`.
         where: name of the optimizer in errors.
 
     Raises:
         StateMismatchError: it is another kind of optimizer's, or of several, or no whole state, the groups
-            hold other parameters, or a state's shape is not its parameter's; nothing was changed.
+            hold other parameters, or a state's shape is not its parameter's; or the optimizer cannot tell
+            its own state.  Nothing was changed.
     """
-    if isinstance(stored, Mapping) and not _is_numbered(optimizer.state_dict(), optimizer):
-        return dict(stored)
+    own_now = own_state(optimizer, where)
+    if not _is_numbered(own_now, optimizer):
+        return stored
     keys = _keys(optimizer, names)
-    groups = optimizer.state_dict()["param_groups"]
+    groups = own_now["param_groups"]
     require_same_settings(stored, groups, where)
     live = [[keys[number] for number in group["params"]] for group in groups]
     saved = [list(group["params"]) for group in stored["param_groups"]]
@@ -106,7 +110,7 @@ def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, whe
     }
 
 
-def scheduled_as_now(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+def scheduled_as_now(state: Any, optimizer: Optimizer) -> Any:
     """A state to load with the optimizer's present learning rates, and what else a scheduler has written.
 
     For a scheduler that begins anew: it goes on from what it has set when it was made.
@@ -115,9 +119,9 @@ def scheduled_as_now(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str
         state: what `by_number` gave.
         optimizer: the one that will load it.
     """
-    groups, own = state.get("param_groups"), optimizer.param_groups
+    groups, own = state.get("param_groups") if isinstance(state, Mapping) else None, optimizer.param_groups
     if not isinstance(groups, list) or len(groups) != len(own):  # an optimizer with a state of its own form
-        return dict(state)
+        return state
     return {
         **state,
         "param_groups": [{**group, **_scheduled(now)} for group, now in zip(groups, own, strict=True)],
@@ -151,11 +155,27 @@ def _keys(optimizer: Optimizer, names: Names) -> list[str | int]:
     return [names[one][0] if one in names else number for number, one in enumerate(parameters)]
 
 
-def _is_numbered(state: Mapping[str, Any], optimizer: Optimizer) -> bool:
+def is_sharded(optimizer: Optimizer) -> bool:
+    """Whether each rank keeps the state of some parameters only: `ZeroRedundancyOptimizer`, fairscale's OSS.
+
+    Both gather it by the same method, by which Lightning knows them too.
+
+    Example:
+        >>> import torch
+        >>> is_sharded(torch.optim.SGD([torch.zeros(1)]))
+        False
+    """
+    return hasattr(optimizer, "consolidate_state_dict")
+
+
+def _is_numbered(state: Any, optimizer: Optimizer) -> bool:
     """Whether the state numbers the parameters through all groups, as torch's own optimizers do."""
-    if not {"state", "param_groups"} <= set(state):
+    if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
         return False
-    numbers = [number for group in state["param_groups"] for number in group.get("params", ())]
+    groups = state["param_groups"]
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        return False
+    numbers = [number for group in groups for number in group.get("params", ())]
     return numbers == list(range(len(_parameters(optimizer)))) and set(state["state"]) <= set(numbers)
 
 

@@ -51,6 +51,18 @@ def test_a_sharded_model_is_refused_before_anything_is_asked_of_other_ranks(tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its functional optimizers
+def test_an_optimizer_that_keeps_a_share_of_the_state_is_refused_before_the_first_save(tmp_path, alone):
+    """What it would save could not be restored: its state_dict() raises before it was gathered."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes two seconds
+
+    model = nn.Linear(8, 2)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    with pytest.raises(ConfigError, match=r"ZeroRedundancyOptimizer keeps the state .* inside it, or save"):
+        dq.Checkpointer(tmp_path / "run", model, {"net": optimizer})
+    assert not (tmp_path / "run").exists()
+
+
 def test_models_whose_tensors_share_a_name_are_refused(tmp_path):
     """The optimizer's state is by name: half of it was gone after a restore, without a word."""
     models = {"a": nn.ModuleDict({"b": nn.Linear(2, 2)}), "a.b": nn.Linear(2, 2)}

@@ -118,6 +118,45 @@ def test_a_scheduler_or_scaler_that_refuses_is_taken_back_and_nothing_was_restor
     refuses_and_touches_nothing(run(2, refuses=True), tree, f"{part}.* refused its stored state .*half way")
 
 
+class Shy(torch.optim.SGD):
+    """Cannot say what its state is, as one whose state lies on several ranks until it is gathered."""
+
+    shy = False
+
+    def state_dict(self):
+        if self.shy:
+            raise RuntimeError("not gathered yet")
+        return super().state_dict()
+
+
+class ShyScheduler(Picky):
+    def state_dict(self):
+        if self.at == 2:
+            raise RuntimeError("not gathered yet")
+        return super().state_dict()
+
+
+@pytest.mark.parametrize("part", ["optimizer", "scheduler", "extra"])
+def test_an_object_that_cannot_tell_its_own_state_is_one_sentence(part):
+    def run(at):
+        model = Net()
+        optimizer = Shy(model.parameters(), lr=0.1)
+        optimizer.shy = part == "optimizer" and at == 2
+        other = ShyScheduler(at) if part != "optimizer" else Picky(at)
+        return (
+            Subject(model, optimizer, extra={"x": other})
+            if part == "extra"
+            else Subject(model, optimizer, other)
+        )
+
+    tree, now = stored(capture(run(1), 1)), run(2)
+    before = bits(now.model.state_dict())
+    said = r"could not tell its state.* \(RuntimeError: not gathered yet\); .*Nothing was restored"
+    with pytest.raises(StateMismatchError, match=said):
+        put_back(now, tree)
+    assert bits(now.model.state_dict()) == before
+
+
 def test_an_extra_that_is_a_module_is_compared_as_a_model_is():
     def run(width):
         return run_with(None, extra={"counter": Picky(width), "ema": nn.Linear(3, width)})
