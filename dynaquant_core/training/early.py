@@ -63,8 +63,8 @@ def _require_whole(subject: Subject) -> None:
     for optimizer in filter(is_sharded, subject.optimizers.values()):
         raise ConfigError(
             f"the optimizer is sharded ({type(optimizer).__name__} keeps the state of some parameters on "
-            "each rank): a Checkpointer saves what its process holds whole, alone or under DDP; train with the "
-            "optimizer inside it, or save with torch.save after consolidate_state_dict()."
+            "each rank): a Checkpointer saves what its process holds whole, alone or under DDP; train with "
+            "the optimizer inside it, or save with torch.save after consolidate_state_dict()."
         )
 
 

@@ -13,21 +13,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.state.places import MOMENT_KINDS
 from dynaquant_core.state.strides import like_strides
-from dynaquant_core.training.kinds import SCHEDULED, listed, require_entries, require_same_settings
+from dynaquant_core.training.groups import require_same_groups, require_same_lengths, require_shapes
+from dynaquant_core.training.kinds import SCHEDULED, require_entries, require_same_settings
 from dynaquant_core.training.subject import own_state
 
 __all__ = ["by_name", "by_number", "is_sharded", "scheduled_as_now"]
 
 Names = Mapping[Tensor, tuple[str, ...]]
-
-#: Entries of a parameter's state that hold one number for each of its elements.
-ELEMENTWISE = {name for name, kind in MOMENT_KINDS.items() if kind != "factor"} | {"ax", "prev", "step_size"}
-
-#: Groups of which an error says how many parameters they have.
-SHOWN = 8
 
 #: What a scheduler that cycles momentum writes beside learning rates, one or the other by the optimizer.
 CYCLED = frozenset({"momentum", "betas"})
@@ -78,8 +71,8 @@ def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> An
 
     Raises:
         StateMismatchError: it is another kind of optimizer's, or of several, or no whole state, the groups
-            hold other parameters, or a state's shape is not its parameter's; or the optimizer cannot tell
-            its own state.  Nothing was changed.
+            hold other parameters, or a moment of one of torch's classes has not its parameter's shape; or
+            the optimizer cannot tell its own state.  Nothing was changed.
     """
     own_now = own_state(optimizer, where)
     if not _is_numbered(own_now, optimizer):
@@ -91,13 +84,14 @@ def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> An
     saved = [list(group["params"]) for group in stored["param_groups"]]
     by_place = _is_native(saved) and not _is_native(live)
     if by_place:
-        _require_same_lengths(saved, live, where)
+        require_same_lengths(saved, live, where)
     else:
-        _require_same_groups(saved, live, where)
+        require_same_groups(saved, live, where)
     numbers = {key: number for number, key in enumerate(range(len(keys)) if by_place else keys)}
     parameters = _parameters(optimizer)
     require_entries(stored["state"], optimizer, where)
-    _require_same_shapes(stored["state"], parameters, numbers, where, any_rank=by_place)
+    shapes = {key: parameters[number].shape for key, number in numbers.items()}
+    require_shapes(stored["state"], shapes, optimizer, where, by_place=by_place)
     return {
         **stored,
         "state": {
@@ -183,60 +177,3 @@ def _is_native(groups: list[list[Any]]) -> bool:
     """Whether parameters are numbered through all groups."""
     keys = [key for group in groups for key in group]
     return keys == list(range(len(keys)))
-
-
-def _require_same_lengths(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:
-    was, now = [len(group) for group in saved], [len(group) for group in live]
-    if was != now:
-        raise StateMismatchError(
-            f"{where}: the checkpoint's groups have {_counts(was)} parameters, which are numbered, and "
-            f"those here {_counts(now)}; build it as it was built then. Nothing was restored."
-        )
-
-
-def _require_same_groups(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:
-    if len(saved) != len(live):
-        raise StateMismatchError(
-            f"{where} has {len(live)} parameter groups and the checkpoint {len(saved)}; build it as it was "
-            f"built when the checkpoint was saved. Nothing was restored."
-        )
-    for number, (was, now) in enumerate(zip(saved, live, strict=True)):
-        gone, new = set(was) - set(now), set(now) - set(was)
-        if gone or new or len(was) != len(now):
-            raise StateMismatchError(
-                f"{where}, group {number}: parameters {listed(new)} are not in the checkpoint's group, and "
-                f"its {listed(gone)} are not here; build it as it was built then. Nothing was restored."
-            )
-
-
-def _require_same_shapes(
-    state: Mapping[Any, Any],
-    parameters: list[Tensor],
-    numbers: Mapping[Any, int],
-    where: str,
-    *,
-    any_rank: bool,
-) -> None:
-    """Moments of the parameter's own rank must have its shape; factored ones and counters have their own.
-
-    With ``any_rank`` those of other ranks too: where only the place tells whose they are.
-    """
-    for key, entries in state.items():
-        if key not in numbers:
-            raise StateMismatchError(
-                f"{where}: the checkpoint's state of {key!r} has no parameter here; build it as it was built "
-                f"then. Nothing was restored."
-            )
-        shape = parameters[numbers[key]].shape
-        for name, value in entries.items() if isinstance(entries, Mapping) else ():
-            if name not in ELEMENTWISE or not isinstance(value, Tensor):
-                continue
-            if value.shape != shape and (any_rank or value.dim() == len(shape)):
-                raise StateMismatchError(
-                    f"{where}: {name} of {key!r} has shape {tuple(value.shape)} in the checkpoint and the "
-                    f"parameter {tuple(shape)} here. Nothing was restored."
-                )
-
-
-def _counts(lengths: list[int]) -> str:
-    return ", ".join(map(str, lengths[:SHOWN])) + (", ..." if len(lengths) > SHOWN else "")

@@ -150,8 +150,8 @@ def own_state(item: Any, where: str) -> Any:
     except Exception as error:
         raise StateMismatchError(
             f"{where} could not tell its state, with which the stored one is compared "
-            f"({type(error).__name__}: {error}); make its state_dict() work before the first step. Nothing was "
-            f"restored."
+            f"({type(error).__name__}: {error}); make its state_dict() work before the first step. Nothing "
+            f"was restored."
         ) from error
 
 
