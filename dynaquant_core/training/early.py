@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from torch import nn
+
 from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.state import flatten
 from dynaquant_core.state.compressed import is_compressed
@@ -95,12 +97,13 @@ def _require_apart(named: Iterable[tuple[str, int]]) -> None:
 
 
 def _warn_of_strangers(subject: Subject) -> None:
-    """Says in the log that an optimizer trains what is no parameter of the models.
+    """Says in the log that an optimizer trains what is no parameter of the models, nor of a module in extra.
 
     A model that was made again after its optimizer trains no more, which shows only after a crash.
     """
     models = subject.models.values()
-    own = {id(weight) for model in models for weight in model.parameters()}
+    beside = [part for part in subject.extra.values() if isinstance(part, nn.Module)]
+    own = {id(weight) for module in (*models, *beside) for weight in module.parameters()}
     groups = [group for optimizer in subject.optimizers.values() for group in optimizer.param_groups]
     trained = [id(weight) for group in groups for weight in group["params"]]
     other = sum(weight not in own for weight in trained)
@@ -111,7 +114,7 @@ def _warn_of_strangers(subject: Subject) -> None:
         whose = f"{other} of {len(trained)} tensors that the optimizer trains are no parameters of the model"
     logger.warning(
         "%s, so that what it trains there is in no checkpoint: make it after the model, or pass every module "
-        "that it trains (model={...})",
+        "that it trains (model={...}, or extra={...})",
         whose,
     )
 

@@ -103,3 +103,41 @@ def test_what_can_be_saved_is_passed_over_in_silence(tmp_path, caplog):
     with dq.Checkpointer(tmp_path, model, optimizer, every=3, **EXACT) as checkpoints:
         train(model, optimizer, checkpoints, 4)
     assert caplog.text == ""
+
+
+class Weighted(nn.Module):
+    """A criterion with parameters, which the optimizer trains beside the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(8))
+
+
+def test_what_is_trained_in_extra_is_in_the_checkpoint_and_nobody_is_alarmed(tmp_path, caplog):
+    def run():
+        torch.manual_seed(0)
+        model, criterion = nn.Linear(8, 2), Weighted()
+        optimizer = torch.optim.AdamW([*criterion.parameters(), *model.parameters()], lr=0.1)
+        return model, criterion, optimizer
+
+    model, criterion, optimizer = run()
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, every=1, extra={"criterion": criterion}, **EXACT
+    ) as checkpoints:
+        assert checkpoints.restore() == 0
+        model(criterion.weights).sum().backward()
+        optimizer.step()
+        checkpoints.step()
+    same, again, other = run()
+    with dq.Checkpointer(tmp_path, same, other, extra={"criterion": again}, **EXACT) as checkpoints:
+        assert checkpoints.restore() == 1
+    assert torch.equal(again.weights, criterion.weights)
+    assert torch.equal(other.state[again.weights]["exp_avg"], optimizer.state[criterion.weights]["exp_avg"])
+    assert "is in no checkpoint" not in caplog.text
+
+
+def test_a_stranger_beside_what_is_in_extra_is_still_said(tmp_path, caplog):
+    criterion, other = Weighted(), Weighted()
+    optimizer = torch.optim.AdamW([*criterion.parameters(), *other.parameters()], lr=0.1)
+    dq.Checkpointer(tmp_path, nn.Linear(8, 2), optimizer, extra={"criterion": criterion}).close()
+    assert "1 of 2 tensors that the optimizer trains are no parameters of the model" in caplog.text
