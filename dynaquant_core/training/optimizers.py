@@ -25,6 +25,9 @@ Names = Mapping[Tensor, tuple[str, ...]]
 #: What a scheduler that cycles momentum writes beside learning rates, one or the other by the optimizer.
 CYCLED = frozenset({"momentum", "betas"})
 
+#: What a group lists for each of its parameters, the second where the optimizer was given names.
+BY_PARAMETER = ("params", "param_names")
+
 
 def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     """The optimizer's ``state_dict`` with the name of each parameter in place of its number.
@@ -98,8 +101,7 @@ def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> An
             numbers[key]: _beside(parameters[numbers[key]], value) for key, value in stored["state"].items()
         },
         "param_groups": [
-            {**group, "params": list(own["params"])}
-            for group, own in zip(stored["param_groups"], groups, strict=True)
+            _with_parameters_of(own, group) for group, own in zip(stored["param_groups"], groups, strict=True)
         ],
     }
 
@@ -125,6 +127,12 @@ def scheduled_as_now(state: Any, optimizer: Optimizer) -> Any:
 def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
     written = {"lr"} | SCHEDULED | (CYCLED if "max_momentum" in group else frozenset())
     return {setting: value for setting, value in group.items() if setting in written}
+
+
+def _with_parameters_of(own: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored group's settings, and in the order of the own one what goes by parameter: torch's names too."""
+    settings = {setting: value for setting, value in group.items() if setting not in BY_PARAMETER}
+    return settings | {setting: list(own[setting]) for setting in BY_PARAMETER if setting in own}
 
 
 def _beside(parameter: Tensor, entries: Any) -> Any:
