@@ -130,7 +130,7 @@ def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_parameters_of(own: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored group's settings, and in the order of the own one what goes by parameter: torch's names too."""
+    """A stored group's settings, and in the own one's order what goes by parameter: torch's names as well."""
     settings = {setting: value for setting, value in group.items() if setting not in BY_PARAMETER}
     return settings | {setting: list(own[setting]) for setting in BY_PARAMETER if setting in own}
 
