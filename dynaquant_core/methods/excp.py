@@ -93,7 +93,8 @@ class Excp(TensorMethod[ExcpConfig, Coded, Tensor]):
     alpha medians.
 
     Departures: K-means is exact, on values known to 0.8%; centres are float32, since float16 turns small
-    second moments into zero; factored moments, and what centred RMSprop subtracts, stay as they are.
+    second moments into zero; factored moments, and what centred RMSprop subtracts, stay as they are; second
+    moments beside which no Adam keeps a first are not pruned.
 
     Example:
         >>> from dynaquant_core.methods.base import Hints

@@ -28,6 +28,9 @@ BETA: Final = 2.0
 #: Kinds of moments that average squared gradients.
 SQUARES: Final = ("exp_avg_sq", "square_avg")
 
+#: First moments that average gradients; others, of SGD and RMSprop, average steps.
+GRADIENTS: Final = frozenset({"exp_avg"})
+
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -108,21 +111,26 @@ def medians(alpha: float, moments: Mapping[str, Tensor]) -> float:
 def _moments_masks(
     moments: Mapping[str, Tensor], changed: NDArray[np.bool_] | None
 ) -> dict[str, NDArray[np.bool_]]:
-    """One mask for a weight's moments, by kind: the first moment (or the only one) says where.
+    """Masks of a weight's moments by kind: the first moment says where, for the second too.
 
     A second moment without its first would be harmless, a first one without its second a leap; so they share
-    the mask.  What centred RMSprop subtracts from its squares must not outgrow them: all three stay.
+    the mask.  That holds where the first averages gradients, as Adam's.  Where none does (RMSprop, Adagrad,
+    Adadelta) each step is divided by the second moment alone, and a pruned one is a leap of ten steps and
+    more: all of it is kept.  What centred RMSprop subtracts from its squares must not outgrow them: both stay
+    as they are.
     """
     kinds = {kind: moment_kind(kind) for kind in moments}
-    wanted = ("first",) if "centre" in kinds.values() else ("first", "second")
-    coded = [kind for kind in moments if kinds[kind] in wanted]
-    if not coded:
-        return {}
-    judge = min(coded, key=lambda kind: wanted.index(kinds[kind] or "first"))
+    seconds = [kind for kind in moments if kinds[kind] == "second" and "centre" not in kinds.values()]
+    judge = next((kind for kind in moments if kinds[kind] == "first"), None)
+    whole = {} if GRADIENTS & moments.keys() else {kind: floats_of(moments[kind]) > 0 for kind in seconds}
+    if judge is None:
+        return whole
     mask = above_mean(floats_of(moments[judge]), BETA)
     if changed is not None and changed.size == mask.size:
         mask &= changed
-    return {kind: mask for kind in coded if moments[kind].numel() == mask.size}
+    firsts = [kind for kind in moments if kinds[kind] == "first"]
+    shared = firsts if whole else [*firsts, *seconds]
+    return whole | {kind: mask for kind in shared if moments[kind].numel() == mask.size}
 
 
 def floats_of(tensor: Tensor) -> NDArray[np.float32]:

@@ -28,8 +28,13 @@ __all__ = ["Owned", "Shape", "by_number"]
 Owned = Mapping[str, Tensor]
 Shape = tuple[int, ...]
 
-#: Keys of what holds other models than the one that is trained.
-AVERAGE: Final = re.compile(r"ema|average|shadow|teacher|target", re.IGNORECASE)
+#: What begins a word in keys of what holds other models than the one that is trained, and what is one of
+#: itself: "semantic" and "schema" hold it by chance.
+AVERAGES: Final = ("average", "shadow", "teacher", "target")
+EMA: Final = "ema"
+
+#: A word of a key: "model_ema", "emaModel" and "EMA2" have each the one.
+WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def by_number(
@@ -95,7 +100,8 @@ def _are_in_place(own: Mapping[int, set[Shape]], weights: Sequence[Shape]) -> bo
 
 
 def _is_average(path: Path) -> bool:
-    return any(AVERAGE.search(str(key)) is not None for key in path)
+    words = (word.lower() for key in path for word in WORD.findall(str(key)))
+    return any(word == EMA or word.startswith(AVERAGES) for word in words)
 
 
 def _joined(sets: Mapping[Path, Mapping[str, Shape]]) -> dict[str, Shape]:

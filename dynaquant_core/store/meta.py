@@ -31,15 +31,41 @@ class BaseLink:
 
 @dataclass(frozen=True, slots=True)
 class PartMeta:
-    """How one part was written: a method's name, its options, and the configuration point."""
+    """How one part was written: a method's name, its options, and the configuration point.
+
+    Args:
+        method, options: what a reader needs, and what a delta shares with its base.
+        config: the point.
+        super_step: how many links the store made one of (`Merging`); for whoever goes on with the run.
+    """
 
     method: str
     options: dict[str, Any]
     config: dict[str, Any]
+    super_step: int = 0
 
     def spec(self) -> dict[str, Any]:
         """What `resolve_method` takes to build the method that reads the part."""
         return {**self.options, "name": self.method}
+
+    def as_dict(self) -> dict[str, Any]:
+        """One member of the meta's ``parts``."""
+        merging = {"super_step": self.super_step} if self.super_step else {}
+        return {"method": self.method, "options": self.options, "config": self.config, **merging}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], where: str) -> PartMeta:
+        """Reads what `as_dict` wrote.
+
+        Raises:
+            CorruptFileError: the links of a super step are no whole number.
+        """
+        links = data.get("super_step", 0)
+        if type(links) is not int or not 0 <= links < LIMIT:
+            raise CorruptFileError(
+                f"{where}: 'super_step' must be a whole number below 2^63, found {links!r:.80}."
+            )
+        return cls(data["method"], data["options"], data["config"], links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +110,7 @@ class Meta:
             **({"links": self.links} if self.links > 1 else {}),
             "kind": self.kind,
             "base": base and {"step": base.step, "sequence": base.sequence, "digest": base.digest},
-            "parts": {
-                name: {"method": part.method, "options": part.options, "config": part.config}
-                for name, part in self.parts.items()
-            },
+            "parts": {name: part.as_dict() for name, part in self.parts.items()},
             "report": dict(self.report),
         }
 
@@ -117,9 +140,6 @@ class Meta:
         return cls(
             **numbers,
             base=BaseLink(base["step"], base["sequence"], base["digest"]) if base else None,
-            parts={
-                name: PartMeta(part["method"], part["options"], part["config"])
-                for name, part in data["parts"].items()
-            },
+            parts={name: PartMeta.from_dict(part, where) for name, part in data["parts"].items()},
             report=data.get("report") or {},
         )

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dynaquant_core.methods.base import Method, Reference, TakesVectors
+from dynaquant_core.methods.base import Merging, Method, Reference, TakesVectors
 from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.moments import moments_method, stay_exact
 from dynaquant_core.methods.registry import resolve_method
@@ -33,7 +33,7 @@ from dynaquant_core.store.meta import PARTS, BaseLink, PartMeta
 from dynaquant_core.store.partial import patterns_of
 from dynaquant_core.threads import map_threads
 
-__all__ = ["Base", "Division", "HeldPart", "Known", "Settings", "config_data", "divide"]
+__all__ = ["Base", "Division", "HeldPart", "Known", "Settings", "config_data", "divide", "written_by"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,8 @@ class Settings:
     def after(self, written: PartMeta | None) -> Settings:
         """The settings of a save that goes on from a checkpoint: its method, unless one was asked for.
 
+        It merges as many links as were merged there.
+
         Args:
             written: how that checkpoint's weights were written; None: there is none, or it has no weights.
 
@@ -75,7 +77,10 @@ class Settings:
             return self
         if (self.weights.name, self.weights.options()) == (written.method, written.options):
             return self
-        return replace(self, weights=resolve_method(written.spec()))
+        weights = resolve_method(written.spec())
+        if isinstance(weights, Merging) and weights.super_step != written.super_step:
+            weights.super_step = written.super_step
+        return replace(self, weights=weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +235,12 @@ class Base:
         specs = {name: TensorSpec.of(tensor) for name, tensor in division.tensors[part].items()}
         same_method = held.written.method == method.name and held.written.options == method.options()
         return same_method and list(held.specs.items()) == list(specs.items())
+
+
+def written_by(method: Method, config: Any) -> PartMeta:
+    """What a checkpoint says of a part that a method has written at one point."""
+    links = method.super_step if isinstance(method, Merging) else 0
+    return PartMeta(method.name, method.options(), config_data(config), links)
 
 
 def config_data(config: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from dynaquant_core.methods.base import Draft, FitsSpace, Hints, Method, Referen
 from dynaquant_core.methods.moments import least_bytes
 from dynaquant_core.state import TensorSpec, Tree
 from dynaquant_core.store.info import CheckpointInfo
-from dynaquant_core.store.meta import BaseLink, PartMeta
-from dynaquant_core.store.parts import Base, Division, HeldPart, config_data
+from dynaquant_core.store.meta import BaseLink
+from dynaquant_core.store.parts import Base, Division, HeldPart, written_by
 
 __all__ = ["Saving", "Sealed"]
 
@@ -171,7 +171,9 @@ class Sealed:
         self.report = report
         self.skeleton = skeleton
         self.entries = entries
-        self.parts = {part: _written(division, part, draft) for part, draft in drafts.items()}
+        self.parts = {
+            part: written_by(division.methods[part], draft.config) for part, draft in drafts.items()
+        }
         self._drafts = drafts
         self._write = write
 
@@ -227,11 +229,6 @@ class Sealed:
 
     def _specs(self, part: str) -> dict[str, TensorSpec]:
         return {entry.name: entry.spec for entry in self.entries if entry.part == part}
-
-
-def _written(division: Division, part: str, draft: Draft) -> PartMeta:
-    method = division.methods[part]
-    return PartMeta(method.name, method.options(), config_data(draft.config))
 
 
 @dataclass(slots=True)

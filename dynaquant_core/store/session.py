@@ -140,7 +140,7 @@ class Session:
         """
         started = time.perf_counter()
         try:
-            base = self._super_steps.merge()
+            base = self._super_steps.merge(self.written.super_step if self.written else 0)
         except Exception as error:  # noqa: BLE001 - whatever a method's merge ends in, the save has succeeded
             logger.warning("the checkpoint is saved, but the links below it could not be merged: %s", error)
             return None

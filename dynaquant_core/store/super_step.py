@@ -1,8 +1,9 @@
 """Super steps: several links of a chain become one in the background (arXiv 2009.13003, in our reading).
 
-A method that can merge says how many links make a super step.  After a commit, where that many lie in a row
-and retention wants only the last of them, that one is written anew on the base of the first (see `merge`),
-and so is, bit for bit, all that was built on it.  The files between then go as any that nothing needs.
+A method that can merge says how many links make a super step, and a checkpoint notes it for whoever goes on
+with the run.  After a commit, where that many lie in a row and retention wants only the last of them, that
+one is written anew on the base of the first (see `merge`), and so is, bit for bit, all that was built on it.
+The files between then go as any that nothing needs.
 
     keep_last=1, super_step=3:    key 1 2 3  ->  key 3'  ->  key 3' 4 5 6  ->  key 3' 6'
 
@@ -16,7 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from dynaquant_core.methods.base import Merging, Method
+from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Catalogue, Entry, Scan
 from dynaquant_core.store.chain import open_chain
 from dynaquant_core.store.merge import merge
@@ -104,11 +105,14 @@ class SuperSteps:
         self._policy = policy
         self._own = own
 
-    def merge(self) -> Base | None:
+    def merge(self, period: int) -> Base | None:
         """Merges what is due below the newest checkpoint.
 
         A kill at any moment leaves whole files, and the newest is what it was: each new file is committed
         before the next is begun, and none is removed here.
+
+        Args:
+            period: links that make a super step; 0: none are made.
 
         Returns:
             What the next delta may be written against, as a reader holds it; None where the newest
@@ -117,7 +121,6 @@ class SuperSteps:
         Raises:
             CorruptFileError, MissingBaseError, StorageError: a file cannot be read, or none can be written.
         """
-        period = self._own.super_step if isinstance(self._own, Merging) else 0
         if period == 0:
             return None
         scan = self._catalogue.scan()

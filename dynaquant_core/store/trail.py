@@ -30,7 +30,7 @@ from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.kept import KeptFile
 from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
 from dynaquant_core.store.names import checkpoint_name, parse_name
-from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, config_data
+from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, written_by
 from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.remarks import Remarks
 from dynaquant_core.store.restore import part_of_state, whole_state
@@ -165,7 +165,7 @@ class Trail:
         """
         draft.detach()
         base = None if draft.is_key else saving.base
-        meta = PartMeta(self.method.name, self.method.options(), config_data(draft.config))
+        meta = written_by(self.method, draft.config)
         specs = {name: TensorSpec.of(tensor) for name, tensor in saving.live.items()}
         self._written = meta
         held = {"weights": HeldPart(meta, specs, draft.encode()[1])}  # streams are not asked for: no coding

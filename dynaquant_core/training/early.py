@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from torch import nn
+
 from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.state import flatten
 from dynaquant_core.state.compressed import is_compressed
@@ -14,6 +16,7 @@ from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.disabled import DISABLE
 from dynaquant_core.training.names import canonical_name, parameter_names
+from dynaquant_core.training.optimizers import is_sharded
 from dynaquant_core.training.subject import Subject
 
 __all__ = ["look_at_folder", "look_at_subject", "warn_of_unsavable"]
@@ -28,7 +31,7 @@ def look_at_subject(subject: Subject) -> None:
     """What is to be trained, before it is.
 
     Raises:
-        ConfigError: it is sharded, or two of its tensors share a name.
+        ConfigError: it or its optimizer is sharded, or two of its tensors share a name.
     """
     _require_whole(subject)
     _require_own_names(subject)
@@ -44,10 +47,11 @@ def look_at_folder(folder: Path, *, enabled: bool) -> None:
 
 
 def _require_whole(subject: Subject) -> None:
-    """Refuses models that this process holds a share of only.
+    """Refuses models and optimizers that this process holds a share of only.
 
     Raises:
-        ConfigError: a module is FSDP's, or a parameter is a shard; nothing was asked of other ranks.
+        ConfigError: a module is FSDP's, a parameter is a shard, or an optimizer keeps its state on several
+            ranks; nothing was asked of other ranks.
     """
     for model in subject.models.values():
         for name, item in (*model.named_modules(), *model.named_parameters()):
@@ -58,6 +62,12 @@ def _require_whole(subject: Subject) -> None:
                     f"the model is sharded ({which} is {kind}): a Checkpointer saves what its process holds "
                     "whole, alone or under DDP; save this one with torch.distributed.checkpoint."
                 )
+    for optimizer in filter(is_sharded, subject.optimizers.values()):
+        raise ConfigError(
+            f"the optimizer is sharded ({type(optimizer).__name__} keeps the state of some parameters on "
+            "each rank): a Checkpointer saves what its process holds whole, alone or under DDP; train with "
+            "the optimizer inside it, or save with torch.save after consolidate_state_dict()."
+        )
 
 
 def _require_own_names(subject: Subject) -> None:
@@ -87,12 +97,13 @@ def _require_apart(named: Iterable[tuple[str, int]]) -> None:
 
 
 def _warn_of_strangers(subject: Subject) -> None:
-    """Says in the log that an optimizer trains what is no parameter of the models.
+    """Says in the log that an optimizer trains what is no parameter of the models, nor of a module in extra.
 
     A model that was made again after its optimizer trains no more, which shows only after a crash.
     """
     models = subject.models.values()
-    own = {id(weight) for model in models for weight in model.parameters()}
+    beside = [part for part in subject.extra.values() if isinstance(part, nn.Module)]
+    own = {id(weight) for module in (*models, *beside) for weight in module.parameters()}
     groups = [group for optimizer in subject.optimizers.values() for group in optimizer.param_groups]
     trained = [id(weight) for group in groups for weight in group["params"]]
     other = sum(weight not in own for weight in trained)
@@ -103,7 +114,7 @@ def _warn_of_strangers(subject: Subject) -> None:
         whose = f"{other} of {len(trained)} tensors that the optimizer trains are no parameters of the model"
     logger.warning(
         "%s, so that what it trains there is in no checkpoint: make it after the model, or pass every module "
-        "that it trains (model={...})",
+        "that it trains (model={...}, or extra={...})",
         whose,
     )
 

@@ -186,6 +186,7 @@ def moment_averages(
         alias: average
         for optimizer in optimizers
         for parameter, state in optimizer.state.items()
+        if isinstance(state, Mapping)  # what an optimizer writes there for itself need not be
         for alias in names.get(parameter, ())
         if isinstance(average := state.get("exp_avg"), Tensor)
         and average.shape == parameter.shape
@@ -195,7 +196,7 @@ def moment_averages(
 
 def _averages_itself(optimizer: Optimizer) -> bool:
     """Whether an optimizer that has taken a step keeps an average of the gradients."""
-    return any("exp_avg" in state for state in optimizer.state.values())
+    return any(isinstance(state, Mapping) and "exp_avg" in state for state in optimizer.state.values())
 
 
 def _is_far(gradient: Tensor) -> bool:

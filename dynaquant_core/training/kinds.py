@@ -6,6 +6,7 @@ trains by half of its settings, so it is found out here, before anything is touc
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -14,7 +15,14 @@ from torch.optim import Optimizer
 
 from dynaquant_core.errors import StateMismatchError
 
-__all__ = ["SCHEDULED", "listed", "require_entries", "require_same_scheduler", "require_same_settings"]
+__all__ = [
+    "SCHEDULED",
+    "kept_by_torch",
+    "listed",
+    "require_entries",
+    "require_same_scheduler",
+    "require_same_settings",
+]
 
 #: What torch's schedulers note in an optimizer's groups.
 SCHEDULED: Final = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
@@ -38,8 +46,8 @@ NEEDED: Final[Mapping[type[Optimizer], frozenset[str]]] = {
     optim.SparseAdam: _ADAM,
 }
 
-#: All entries that torch's classes keep: what else there is belongs to a class derived from one of them.
-KNOWN: Final = frozenset().union(*NEEDED.values(), {"max_exp_avg_sq", "momentum_buffer", "grad_avg"})
+#: Where a class says what its states are: one that has its own of these may keep anything, under any name.
+WAYS: Final = ("step", "_init_group", "state_dict", "load_state_dict")
 
 #: What any scheduler of torch's holds, or held in one of its versions: it tells none from another.
 COMMON: Final = frozenset(
@@ -100,11 +108,37 @@ def _is_group(group: Any) -> bool:
     return isinstance(keys, (list, tuple)) and all(isinstance(key, (int, str)) for key in keys)
 
 
+def kept_by_torch(optimizer: Optimizer) -> type[Optimizer] | None:
+    """The class of torch's that makes and reads the optimizer's states; None where another class does.
+
+    A class made from one of torch's may hold other entries for some parameters, or of other shapes, as soon
+    as it has a step of its own.
+
+    Example:
+        >>> import torch
+        >>> class Renamed(optim.AdamW):
+        ...     pass
+        >>> class Rewritten(optim.AdamW):
+        ...     def step(self, closure=None): ...
+        >>> [kept_by_torch(kind([torch.zeros(1)])) for kind in (Renamed, Rewritten)]
+        [<class 'torch.optim.adamw.AdamW'>, None]
+    """
+    own = type(optimizer)
+    kind = next((base for base in own.__mro__ if base.__module__.startswith("torch.optim.")), Optimizer)
+    same = all(_function(own, way) is _function(kind, way) for way in WAYS)
+    return kind if kind is not Optimizer and same else None
+
+
+def _function(kind: type[Optimizer], name: str) -> Any:
+    """A method as it was written: torch wraps ``step`` of each class of which an optimizer is made."""
+    found = getattr(kind, name, None)
+    return found if found is None else inspect.unwrap(found)
+
+
 def require_entries(state: Mapping[Any, Any], optimizer: Optimizer, where: str) -> None:
     """Refuses a parameter's stored state without what the optimizer's class needs at its next step.
 
-    Classes that are not torch's, nor made from one of torch's, are not checked; nor is what a class made
-    from one keeps under names of its own.
+    Only classes whose states are torch's own doing (`kept_by_torch`) are checked.
 
     Raises:
         StateMismatchError: nothing was changed.
@@ -114,15 +148,14 @@ def require_entries(state: Mapping[Any, Any], optimizer: Optimizer, where: str) 
         >>> adagrad = torch.optim.Adagrad([torch.zeros(1)])
         >>> require_entries({"head.weight": {"step": 1, "sum": torch.zeros(1)}}, adagrad, "optimizer")
     """
-    kind = next((base for base in type(optimizer).__mro__ if base in NEEDED), None)
-    if kind is None:
+    kind = kept_by_torch(optimizer)
+    if kind is None or kind not in NEEDED:
         return
     for key, entries in state.items():
         if not isinstance(entries, Mapping) or not entries:
             continue
-        its_own = kind is not type(optimizer) and not set(entries) <= KNOWN
         lacking = NEEDED[kind] - set(entries)
-        if lacking and not its_own:
+        if lacking:
             raise StateMismatchError(
                 f"{where} is {type(optimizer).__name__}, which needs {listed(lacking)}, and the checkpoint's "
                 f"state of {key!r} holds {listed(entries)}: it was saved with another kind of optimizer; "

@@ -13,23 +13,20 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.state.places import MOMENT_KINDS
 from dynaquant_core.state.strides import like_strides
-from dynaquant_core.training.kinds import SCHEDULED, listed, require_entries, require_same_settings
+from dynaquant_core.training.groups import require_same_groups, require_same_lengths, require_shapes
+from dynaquant_core.training.kinds import SCHEDULED, require_entries, require_same_settings
+from dynaquant_core.training.subject import own_state
 
-__all__ = ["by_name", "by_number", "scheduled_as_now"]
+__all__ = ["by_name", "by_number", "is_sharded", "scheduled_as_now"]
 
 Names = Mapping[Tensor, tuple[str, ...]]
 
-#: Entries of a parameter's state that hold one number for each of its elements.
-ELEMENTWISE = {name for name, kind in MOMENT_KINDS.items() if kind != "factor"} | {"ax", "prev", "step_size"}
-
-#: Groups of which an error says how many parameters they have.
-SHOWN = 8
-
 #: What a scheduler that cycles momentum writes beside learning rates, one or the other by the optimizer.
 CYCLED = frozenset({"momentum", "betas"})
+
+#: What a group lists for each of its parameters, the second where the optimizer was given names.
+BY_PARAMETER = ("params", "param_names")
 
 
 def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
@@ -62,51 +59,54 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     }
 
 
-def by_number(stored: Mapping[str, Any], optimizer: Optimizer, names: Names, where: str) -> dict[str, Any]:
+def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> Any:
     """A stored state as this optimizer's ``load_state_dict`` takes it.
 
     Within a group parameters may stand in another order than when they were saved.  A native state, whose
     parameters are numbers, is taken as torch takes it: group by group, in the order of the parameters.
 
     Args:
-        stored: what `by_name` gave, or an optimizer's own ``state_dict``.
+        stored: what `by_name` gave, or an optimizer's own ``state_dict``; for an optimizer whose state has a
+            form of its own it is given back as it is.
         optimizer: the one to load into.
         names: as in `by_name`.
         where: name of the optimizer in errors.
 
     Raises:
         StateMismatchError: it is another kind of optimizer's, or of several, or no whole state, the groups
-            hold other parameters, or a state's shape is not its parameter's; nothing was changed.
+            hold other parameters, or a moment of one of torch's classes has not its parameter's shape; or
+            the optimizer cannot tell its own state.  Nothing was changed.
     """
-    if isinstance(stored, Mapping) and not _is_numbered(optimizer.state_dict(), optimizer):
-        return dict(stored)
+    own_now = own_state(optimizer, where)
+    if not _is_numbered(own_now, optimizer):
+        return stored
     keys = _keys(optimizer, names)
-    groups = optimizer.state_dict()["param_groups"]
+    groups = own_now["param_groups"]
     require_same_settings(stored, groups, where)
     live = [[keys[number] for number in group["params"]] for group in groups]
     saved = [list(group["params"]) for group in stored["param_groups"]]
     by_place = _is_native(saved) and not _is_native(live)
     if by_place:
-        _require_same_lengths(saved, live, where)
+        require_same_lengths(saved, live, where)
     else:
-        _require_same_groups(saved, live, where)
+        require_same_groups(saved, live, where)
     numbers = {key: number for number, key in enumerate(range(len(keys)) if by_place else keys)}
     parameters = _parameters(optimizer)
     require_entries(stored["state"], optimizer, where)
-    _require_same_shapes(stored["state"], parameters, numbers, where, any_rank=by_place)
+    shapes = {key: parameters[number].shape for key, number in numbers.items()}
+    require_shapes(stored["state"], shapes, optimizer, where, by_place=by_place)
     return {
         **stored,
         "state": {
             numbers[key]: _beside(parameters[numbers[key]], value) for key, value in stored["state"].items()
         },
         "param_groups": [
-            {**group, "params": list(own["params"])}
-            for group, own in zip(stored["param_groups"], groups, strict=True)
+            _with_parameters_of(own, group) for group, own in zip(stored["param_groups"], groups, strict=True)
         ],
     }
 
 
-def scheduled_as_now(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+def scheduled_as_now(state: Any, optimizer: Optimizer) -> Any:
     """A state to load with the optimizer's present learning rates, and what else a scheduler has written.
 
     For a scheduler that begins anew: it goes on from what it has set when it was made.
@@ -115,9 +115,9 @@ def scheduled_as_now(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str
         state: what `by_number` gave.
         optimizer: the one that will load it.
     """
-    groups, own = state.get("param_groups"), optimizer.param_groups
+    groups, own = state.get("param_groups") if isinstance(state, Mapping) else None, optimizer.param_groups
     if not isinstance(groups, list) or len(groups) != len(own):  # an optimizer with a state of its own form
-        return dict(state)
+        return state
     return {
         **state,
         "param_groups": [{**group, **_scheduled(now)} for group, now in zip(groups, own, strict=True)],
@@ -127,6 +127,12 @@ def scheduled_as_now(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str
 def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:
     written = {"lr"} | SCHEDULED | (CYCLED if "max_momentum" in group else frozenset())
     return {setting: value for setting, value in group.items() if setting in written}
+
+
+def _with_parameters_of(own: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored group's settings, and in the own one's order what goes by parameter: torch's names as well."""
+    settings = {setting: value for setting, value in group.items() if setting not in BY_PARAMETER}
+    return settings | {setting: list(own[setting]) for setting in BY_PARAMETER if setting in own}
 
 
 def _beside(parameter: Tensor, entries: Any) -> Any:
@@ -151,11 +157,27 @@ def _keys(optimizer: Optimizer, names: Names) -> list[str | int]:
     return [names[one][0] if one in names else number for number, one in enumerate(parameters)]
 
 
-def _is_numbered(state: Mapping[str, Any], optimizer: Optimizer) -> bool:
+def is_sharded(optimizer: Optimizer) -> bool:
+    """Whether each rank keeps the state of some parameters only: `ZeroRedundancyOptimizer`, fairscale's OSS.
+
+    Both gather it by the same method, by which Lightning knows them too.
+
+    Example:
+        >>> import torch
+        >>> is_sharded(torch.optim.SGD([torch.zeros(1)]))
+        False
+    """
+    return hasattr(optimizer, "consolidate_state_dict")
+
+
+def _is_numbered(state: Any, optimizer: Optimizer) -> bool:
     """Whether the state numbers the parameters through all groups, as torch's own optimizers do."""
-    if not {"state", "param_groups"} <= set(state):
+    if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
         return False
-    numbers = [number for group in state["param_groups"] for number in group.get("params", ())]
+    groups = state["param_groups"]
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        return False
+    numbers = [number for group in groups for number in group.get("params", ())]
     return numbers == list(range(len(_parameters(optimizer)))) and set(state["state"]) <= set(numbers)
 
 
@@ -163,60 +185,3 @@ def _is_native(groups: list[list[Any]]) -> bool:
     """Whether parameters are numbered through all groups."""
     keys = [key for group in groups for key in group]
     return keys == list(range(len(keys)))
-
-
-def _require_same_lengths(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:
-    was, now = [len(group) for group in saved], [len(group) for group in live]
-    if was != now:
-        raise StateMismatchError(
-            f"{where}: the checkpoint's groups have {_counts(was)} parameters, which are numbered, and "
-            f"those here {_counts(now)}; build it as it was built then. Nothing was restored."
-        )
-
-
-def _require_same_groups(saved: list[list[Any]], live: list[list[Any]], where: str) -> None:
-    if len(saved) != len(live):
-        raise StateMismatchError(
-            f"{where} has {len(live)} parameter groups and the checkpoint {len(saved)}; build it as it was "
-            f"built when the checkpoint was saved. Nothing was restored."
-        )
-    for number, (was, now) in enumerate(zip(saved, live, strict=True)):
-        gone, new = set(was) - set(now), set(now) - set(was)
-        if gone or new or len(was) != len(now):
-            raise StateMismatchError(
-                f"{where}, group {number}: parameters {listed(new)} are not in the checkpoint's group, and "
-                f"its {listed(gone)} are not here; build it as it was built then. Nothing was restored."
-            )
-
-
-def _require_same_shapes(
-    state: Mapping[Any, Any],
-    parameters: list[Tensor],
-    numbers: Mapping[Any, int],
-    where: str,
-    *,
-    any_rank: bool,
-) -> None:
-    """Moments of the parameter's own rank must have its shape; factored ones and counters have their own.
-
-    With ``any_rank`` those of other ranks too: where only the place tells whose they are.
-    """
-    for key, entries in state.items():
-        if key not in numbers:
-            raise StateMismatchError(
-                f"{where}: the checkpoint's state of {key!r} has no parameter here; build it as it was built "
-                f"then. Nothing was restored."
-            )
-        shape = parameters[numbers[key]].shape
-        for name, value in entries.items() if isinstance(entries, Mapping) else ():
-            if name not in ELEMENTWISE or not isinstance(value, Tensor):
-                continue
-            if value.shape != shape and (any_rank or value.dim() == len(shape)):
-                raise StateMismatchError(
-                    f"{where}: {name} of {key!r} has shape {tuple(value.shape)} in the checkpoint and the "
-                    f"parameter {tuple(shape)} here. Nothing was restored."
-                )
-
-
-def _counts(lengths: list[int]) -> str:
-    return ", ".join(map(str, lengths[:SHOWN])) + (", ..." if len(lengths) > SHOWN else "")

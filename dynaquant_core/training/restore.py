@@ -20,7 +20,7 @@ from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import by_number, scheduled_as_now
 from dynaquant_core.training.rng import put_rng_back, require_rng
-from dynaquant_core.training.subject import Subject, full_name, named
+from dynaquant_core.training.subject import Subject, full_name, named, own_state
 from dynaquant_core.training.versions import as_state_dict
 
 __all__ = ["put_back"]
@@ -87,7 +87,7 @@ def _load(step: _Step) -> None:
 
 def _load_or_undo(steps: list[_Step]) -> None:
     """Loads all, or, where one refuses, gives each back the state that it had."""
-    before = [_Step(step.what, step.item, deepcopy(step.item.state_dict())) for step in steps]
+    before = [_Step(step.what, step.item, deepcopy(own_state(step.item, step.what))) for step in steps]
     last = 0
     try:
         for last, step in enumerate(steps):  # noqa: B007 - the one that refused, below
@@ -149,7 +149,8 @@ def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]
     for name, item in objects.items():
         if part == "scaler" and not stored[name]:
             continue
-        what, own = _called(part, name), item.state_dict()
+        what = _called(part, name)
+        own = own_state(item, what)
         state = _with_counters(stored[name], own)
         if part == "scheduler":
             require_same_scheduler(state, own, what)

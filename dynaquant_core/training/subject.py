@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import nn
 from torch.optim import Optimizer
 
-from dynaquant_core.errors import ConfigError
+from dynaquant_core.errors import ConfigError, DynaQuantError, StateMismatchError
 
-__all__ = ["Stateful", "Subject", "full_name", "named", "require_parts"]
+__all__ = ["Stateful", "Subject", "full_name", "named", "own_state", "require_parts"]
 
 Item = TypeVar("Item")
 
@@ -127,6 +127,32 @@ def named(one_or_many: Item | Mapping[str, Item] | None) -> dict[str, Item]:
     if one_or_many is None:
         return {}
     return dict(one_or_many) if isinstance(one_or_many, Mapping) else {"": one_or_many}
+
+
+def own_state(item: Any, where: str) -> Any:
+    """What an object says its state is, for a comparison with what is stored.
+
+    Args:
+        item: has ``state_dict``.
+        where: its name in the error.
+
+    Raises:
+        StateMismatchError: its ``state_dict`` raised.
+
+    Example:
+        >>> list(own_state(nn.Linear(2, 2), "model"))
+        ['weight', 'bias']
+    """
+    try:
+        return item.state_dict()
+    except DynaQuantError:
+        raise
+    except Exception as error:
+        raise StateMismatchError(
+            f"{where} could not tell its state, with which the stored one is compared "
+            f"({type(error).__name__}: {error}); make its state_dict() work before the first step. Nothing "
+            f"was restored."
+        ) from error
 
 
 def _require(objects: Mapping[str, Any], kind: type, argument: str, needed: str) -> None:

@@ -11,6 +11,7 @@ from composer.loggers import Logger
 from composer.utils import is_compressed_pt, is_tar, parse_uri
 
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.training.optimizers import is_sharded
 
 __all__ = ["require_local", "require_uncompressed", "require_whole_weights", "say_what_is_untested"]
 
@@ -48,11 +49,16 @@ def require_uncompressed(*names: Any) -> None:
 
 
 def require_whole_weights(state: State) -> None:
-    """Raises ConfigError for set-ups that spread one model's tensors over ranks."""
+    """Raises ConfigError for set-ups that spread one model's tensors, or their moments, over ranks."""
     if state.fsdp_enabled or state.fsdp_config is not None or getattr(state, "tp_config", None) is not None:
         raise ConfigError(
             "DynaQuantCallback saves models that every rank holds whole (one process, or DDP); FSDP, full or "
             "sharded, and tensor parallelism are not supported: use Composer's CheckpointSaver there."
+        )
+    for optimizer in filter(is_sharded, state.optimizers):
+        raise ConfigError(
+            f"DynaQuantCallback saves optimizers that every rank holds whole, and {type(optimizer).__name__} "
+            "keeps the state of some parameters on each: train with the optimizer inside it."
         )
 
 

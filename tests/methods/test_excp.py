@@ -15,6 +15,7 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.excp import Excp, ExcpConfig
 from dynaquant_core.methods.excp_plan import medians
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.training import Checkpointer
 from tests.methods import method_kit as kit
 from tests.methods.memory import Memory
 
@@ -145,6 +146,62 @@ def test_moments_that_pruning_would_break_stay_as_they_are():
         for kind in kept:
             assert torch.equal(after[f"optimizer.state.0.{kind}"], kinds[kind])
     assert (after["optimizer.state.0.momentum_buffer"] == 0).any()
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize(
+    "kinds", [["square_avg"], ["sum"], ["square_avg", "acc_delta"], ["square_avg", "momentum_buffer"]]
+)
+def test_second_moments_that_divide_steps_alone_are_coded_and_not_pruned(kinds, bits):
+    """Each step is divided by their root: where it is zero the next is ten times too long."""
+    moments = {kind: drawn(number, 1e-3) ** 2 for number, kind in enumerate(kinds, 7)}
+    for moment in moments.values():
+        moment[0] = 0.0  # a row that never got a gradient
+    _, after = two(tree(drawn(0), moments), tree(drawn(0) + drawn(1, 1e-3), moments), ExcpConfig(bits=bits))
+    for kind, moment in moments.items():
+        found = after[f"optimizer.state.0.{kind}"]
+        if kind == "momentum_buffer":
+            assert (found[1:] == 0).any()
+            continue
+        assert torch.equal(found > 0, moment > 0)
+        assert found.unique().numel() <= 2**bits
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda weights: torch.optim.RMSprop(weights, lr=1e-3),
+        lambda weights: torch.optim.RMSprop(weights, lr=1e-4, momentum=0.9),
+        lambda weights: torch.optim.Adagrad(weights, lr=1e-2),
+        lambda weights: torch.optim.Adadelta(weights, lr=0.5),
+    ],
+)
+def test_no_optimizer_leaps_after_a_restore(tmp_path, make):
+    def run():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 32))
+        return model, make(model.parameters())
+
+    def losses(model, optimizer, checkpoints, count):
+        inputs = torch.randn(128, 32, generator=torch.Generator().manual_seed(1))
+        found = []
+        for _ in range(count):
+            loss = (model(inputs) - inputs.roll(1, 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            checkpoints.step()
+            found.append(loss.item())
+        return found
+
+    model, optimizer = run()
+    with Checkpointer(tmp_path, model, optimizer, every=100, method="excp") as checkpoints:
+        before = losses(model, optimizer, checkpoints, 200)
+    again, other = run()
+    with Checkpointer(tmp_path, again, other) as checkpoints:
+        assert checkpoints.restore() == 200
+        after = losses(again, other, checkpoints, 5)
+    assert max(after) < max(before[-1], after[0]) * 1.05
 
 
 def test_moments_whose_weight_is_elsewhere_are_kept_together():

@@ -170,6 +170,21 @@ def test_an_average_of_the_model_takes_nothing_from_it(first):
     assert owners(tree) == expected(model)
 
 
+@pytest.mark.parametrize("part", ["semantic", "schemaHead", "system_a", "retargeting", "SEMANTICS"])
+@pytest.mark.parametrize("average", ["ema", "model_ema", "emaModel", "EMA2", "averaged_model", "targetNet"])
+def test_a_part_whose_name_holds_that_of_an_average_by_chance_is_trained(part, average):
+    """Neither it nor anything else of the model got its moments."""
+    model = nn.ModuleDict({"body": nn.Linear(8, 8), part: nn.Linear(8, 4)})
+    optimizer = stepped(model, adamw)
+    tree = {
+        "body": model["body"].state_dict(),
+        part: model[part].state_dict(),
+        average: {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "optimizer": optimizer.state_dict(),
+    }
+    assert owners(tree) == expected(model, "")
+
+
 def test_several_optimizers_over_several_models():
     models = {"left": Block(), "right": Block()}
     optimizers = {key: stepped(model, adamw) for key, model in models.items()}

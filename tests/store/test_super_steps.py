@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Merging, Reference, Stream, StreamSource
 from dynaquant_core.methods.lc import Lc
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store.meta import PartMeta
 from dynaquant_core.store.super_step import due
 from tests.kill_shim import report_of
 from tests.store.kit import call_instead, checkpoint_files, is_same, leftovers
@@ -75,6 +77,15 @@ def test_a_run_is_of_plain_links_that_only_its_last_is_wanted_of(
 def test_a_run_comes_up_once_a_period() -> None:
     ups = [due([Place(i, 1) for i in range(size)], {size - 1}, 3) is not None for size in range(1, 12)]
     assert [size - 1 for size, up in enumerate(ups, start=1) if up] == [3, 6, 9]
+
+
+@pytest.mark.parametrize("links", [-1, 1 << 63, True, "3", None])
+def test_links_of_a_super_step_that_are_no_number_are_refused(links: object) -> None:
+    part = {"method": "lc", "options": {}, "config": {}}
+    assert PartMeta.from_dict(part | {"super_step": 3}, "a.dq").as_dict() == part | {"super_step": 3}
+    assert PartMeta.from_dict(part, "a.dq").as_dict() == part, "as it always was"
+    with pytest.raises(CorruptFileError, match=r"a\.dq: 'super_step' must be a whole number"):
+        PartMeta.from_dict(part | {"super_step": links}, "a.dq")
 
 
 # -- what a store does ---------------------------------------------------------------------------

@@ -51,6 +51,18 @@ def test_a_sharded_model_is_refused_before_anything_is_asked_of_other_ranks(tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its functional optimizers
+def test_an_optimizer_that_keeps_a_share_of_the_state_is_refused_before_the_first_save(tmp_path, alone):
+    """What it would save could not be restored: its state_dict() raises before it was gathered."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes two seconds
+
+    model = nn.Linear(8, 2)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    with pytest.raises(ConfigError, match=r"ZeroRedundancyOptimizer keeps the state .* inside it, or save"):
+        dq.Checkpointer(tmp_path / "run", model, {"net": optimizer})
+    assert not (tmp_path / "run").exists()
+
+
 def test_models_whose_tensors_share_a_name_are_refused(tmp_path):
     """The optimizer's state is by name: half of it was gone after a restore, without a word."""
     models = {"a": nn.ModuleDict({"b": nn.Linear(2, 2)}), "a.b": nn.Linear(2, 2)}
@@ -124,3 +136,41 @@ def test_so_is_one_whose_checkpoints_do_not_fit(tmp_path):
             again.restore()
         with pytest.raises(dq.StoreNotEmptyError, match="could not be restored"):
             train(other, trained, again, 1)
+
+
+class Weighted(nn.Module):
+    """A criterion with parameters, which the optimizer trains beside the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(8))
+
+
+def test_what_is_trained_in_extra_is_in_the_checkpoint_and_nobody_is_alarmed(tmp_path, caplog):
+    def run():
+        torch.manual_seed(0)
+        model, criterion = nn.Linear(8, 2), Weighted()
+        optimizer = torch.optim.AdamW([*criterion.parameters(), *model.parameters()], lr=0.1)
+        return model, criterion, optimizer
+
+    model, criterion, optimizer = run()
+    with dq.Checkpointer(
+        tmp_path, model, optimizer, every=1, extra={"criterion": criterion}, **EXACT
+    ) as checkpoints:
+        assert checkpoints.restore() == 0
+        model(criterion.weights).sum().backward()
+        optimizer.step()
+        checkpoints.step()
+    same, again, other = run()
+    with dq.Checkpointer(tmp_path, same, other, extra={"criterion": again}, **EXACT) as checkpoints:
+        assert checkpoints.restore() == 1
+    assert torch.equal(again.weights, criterion.weights)
+    assert torch.equal(other.state[again.weights]["exp_avg"], optimizer.state[criterion.weights]["exp_avg"])
+    assert "is in no checkpoint" not in caplog.text
+
+
+def test_a_stranger_beside_what_is_in_extra_is_still_said(tmp_path, caplog):
+    criterion, other = Weighted(), Weighted()
+    optimizer = torch.optim.AdamW([*criterion.parameters(), *other.parameters()], lr=0.1)
+    dq.Checkpointer(tmp_path, nn.Linear(8, 2), optimizer, extra={"criterion": criterion}).close()
+    assert "1 of 2 tensors that the optimizer trains are no parameters of the model" in caplog.text

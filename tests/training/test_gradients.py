@@ -245,3 +245,30 @@ def test_a_compiled_step_has_the_graphs_that_it_has_without_us():
         return counter.frame_count
 
     assert graphs(collected=True) == graphs(collected=False)
+
+
+def test_an_optimizer_that_holds_nothing_for_some_parameters_and_notes_of_its_own_takes_its_steps():
+    """ZeRO leaves None for what other ranks hold, and ours ended the training at its next step."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    one_step(model, optimizer, net_loss)
+    held = dict(optimizer.state)
+    optimizer.state.clear()
+    optimizer.state.update({"shared": [1], model.norm.weight: None} | held)
+    optimizer.state[model.norm.bias] = {"codes": torch.zeros(3)}
+    averages = moment_averages([optimizer], parameter_names({"": model}))
+    assert "head.weight" in averages
+    spares = SGDWithNotes(model.parameters(), lr=0.1)
+    collector = GradientCollector([spares], parameter_names({"": model}), spare=True)
+    collector.start()
+    one_step(model, spares, net_loss)
+    assert torch.equal(collector.averages()["head.weight"], model.head.weight.grad)
+
+
+class SGDWithNotes(torch.optim.SGD):
+    """Keeps something of no parameter, and None of one, in its state."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state["seen"] = 3
+        self.state[self.param_groups[0]["params"][0]] = None

@@ -66,3 +66,26 @@ def test_links_are_merged_on_the_worker_and_a_run_goes_on_from_them(
         checkpoints.wait()
         assert checkpoints.store.verify(deep=True) == []
         assert checkpoints.store.newest().step == 8
+
+
+def test_a_run_that_goes_on_without_a_method_goes_on_merging(tmp_path: Path) -> None:
+    """It is the method of the checkpoint that was restored, and its files were forgotten to be merged."""
+    model, optimizer = model_and_optimizer()
+    merging = {"name": "lc", "super_step": 3}
+    with Checkpointer(tmp_path, model, optimizer, every=1, method=merging, keep_last=1) as checkpoints:
+        train(checkpoints, model, optimizer, 2)
+    for begun in (2, 5):  # the second of these lives learns it from what the first has written
+        fresh, other = model_and_optimizer()
+        with Checkpointer(tmp_path, fresh, other, every=1, keep_last=1, max_chain=20) as checkpoints:
+            assert checkpoints.restore() == begun
+            train(checkpoints, fresh, other, 3)
+            checkpoints.wait()
+            assert checkpoints.store.method.super_step == 3
+            assert checkpoints.store.verify(deep=True) == []
+    assert len(checkpoints.store.steps()) <= 4, "key, two super steps and a link, or fewer"
+    with Checkpointer(tmp_path, fresh, other, every=1, method="lc", keep_last=1) as checkpoints:
+        assert checkpoints.restore() == 8
+        train(checkpoints, fresh, other, 1)
+        checkpoints.wait()
+        assert checkpoints.store.newest().kind == "delta", "a chain goes on when it changes"
+        assert checkpoints.store.method.super_step == 0

@@ -1,4 +1,4 @@
-"""Optimizers whose state has a form of its own, lists by kind or masters: nothing of it is a weight."""
+"""Optimizers whose state has a form of its own: lists by kind, masters, moments of rows or of a low rank."""
 
 from __future__ import annotations
 
@@ -70,6 +70,72 @@ class Masters(torch.optim.Optimizer):
                 mine.copy_(stored)
 
 
+class Written(torch.optim.Optimizer):
+    """Adam as it is written by hand, one parameter after the other."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            state, gradient = self.state[parameter], parameter.grad
+            basis = torch.eye(8, len(gradient)) if parameter.dim() == 2 else None
+            gradient = self.seen(gradient, basis)
+            square = self.squares(gradient)
+            if not state:
+                state |= {"step": 0, "exp_avg": torch.zeros_like(gradient), "exp_avg_sq": square.clone()}
+            state["step"] += 1
+            state["exp_avg"].lerp_(gradient, 0.1)
+            state["exp_avg_sq"].lerp_(square, 0.01)
+            move = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)
+            parameter.sub_(self.unseen(move, basis), alpha=self.param_groups[0]["lr"])
+
+    def seen(self, gradient, basis):
+        return gradient
+
+    def unseen(self, move, basis):
+        return move
+
+    def squares(self, gradient):
+        return gradient.square()
+
+
+class Rows(Written):
+    """One second moment a row."""
+
+    def squares(self, gradient):
+        return gradient.square().mean(-1, keepdim=True)
+
+
+class LowRank(Written):
+    """Moments of eight directions of a matrix."""
+
+    def seen(self, gradient, basis):
+        return gradient if basis is None else basis @ gradient
+
+    def unseen(self, move, basis):
+        return move if basis is None else basis.T @ move
+
+
+class Mixed(torch.optim.AdamW):
+    """Made from one of torch's: matrices have a momentum, vectors what that keeps."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if parameter.dim() == 2:
+                state.setdefault("momentum_buffer", torch.zeros_like(parameter)).mul_(0.9).add_(
+                    parameter.grad
+                )
+                parameter.sub_(state["momentum_buffer"], alpha=1e-2)
+            else:
+                first = state.setdefault("exp_avg", torch.zeros_like(parameter))
+                parameter.sub_(first.lerp_(parameter.grad, 0.1), alpha=1e-2)
+            state["step"] = state.get("step", torch.tensor(0.0)) + 1
+
+
 def built(kind, dtype=torch.float32):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to(dtype)
@@ -138,3 +204,42 @@ def test_second_moments_by_kind_in_a_file_stay_positive(tmp_path: Path, optimize
         found = next(iter(found.values() if isinstance(found, dict) else found))
     assert (found[square > 0] > 0).all()
     assert ((found - square).abs() <= 0.06 * square + 1e-9).all()
+
+
+@pytest.mark.parametrize("kind", [Rows, LowRank, Mixed])
+def test_a_run_with_moments_of_any_shape_goes_on_as_if_it_had_not_stopped(tmp_path: Path, kind) -> None:
+    """It was saved for hours and refused by restore(): torch takes what the class itself has made."""
+    exact = {"exact": ("*",), "moments": "exact"}
+    model, optimizer = built(kind)
+    with dq.Checkpointer(tmp_path / "whole", model, optimizer, every=100) as checkpoints:
+        losses(model, optimizer, checkpoints, 8)
+    halved, other = built(kind)
+    with dq.Checkpointer(tmp_path / "run", halved, other, every=4, **exact) as checkpoints:
+        losses(halved, other, checkpoints, 4)
+    resumed, last = built(kind)
+    with dq.Checkpointer(tmp_path / "run", resumed, last, every=4, **exact) as checkpoints:
+        assert checkpoints.restore() == 4
+        losses(resumed, last, checkpoints, 4)
+    assert all(map(torch.equal, model.parameters(), resumed.parameters()))
+
+
+@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal", "sparse", "second"])
+@pytest.mark.parametrize("kind", [Rows, LowRank, Mixed])
+def test_moments_of_any_shape_under_every_policy(tmp_path: Path, kind, moments) -> None:
+    model, optimizer = built(kind)
+    with dq.Checkpointer(tmp_path, model, optimizer, every=20, moments=moments) as checkpoints:
+        before = losses(model, optimizer, checkpoints, 40)
+    again, other = built(kind)
+    with dq.Checkpointer(tmp_path, again, other, moments=moments) as checkpoints:
+        assert checkpoints.restore() == 40
+        for parameter, same in zip(model.parameters(), again.parameters(), strict=True):
+            then, now = optimizer.state[parameter], other.state[same]
+            assert {name: torch.as_tensor(value).shape for name, value in then.items()} == {
+                name: torch.as_tensor(value).shape for name, value in now.items()
+            }
+            if "exp_avg_sq" in then:
+                square = then["exp_avg_sq"]
+                assert (now["exp_avg_sq"][square > 0] > 0).all()
+        after = losses(again, other, checkpoints, 10)
+    assert after[0] < before[-1] * 1.02
+    assert all(loss < before[0] for loss in after)

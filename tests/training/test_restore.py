@@ -187,6 +187,21 @@ def test_parameters_may_stand_in_another_order_within_their_group():
         assert torch.equal(run.optimizer.state[a]["exp_avg"], resumed.optimizer.state[b]["exp_avg"])
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_the_names_that_torch_notes_in_a_group_are_those_of_its_parameters(named):
+    """Not those of the checkpoint, whose parameters may have stood in another order."""
+    model, other = Net(), Net()
+    run = Subject(model, torch.optim.AdamW(model.named_parameters()))
+    one_step(model, run.optimizer, net_loss)
+    turned = list(other.named_parameters())[::-1]
+    resumed = Subject(other, torch.optim.AdamW(turned if named else [weight for _, weight in turned]))
+    put_back(resumed, stored(capture(run, 1)))
+    group = resumed.optimizer.param_groups[0]
+    assert group.get("param_names") == ([name for name, _ in turned] if named else None)
+    assert all(map(torch.is_tensor, group["params"]))
+    one_step(other, resumed.optimizer, net_loss)
+
+
 def changed_shape(net):
     net.head = nn.Linear(32, 5)
 

@@ -8,7 +8,7 @@ from torch.optim import lr_scheduler
 import dynaquant_core as dq
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import capture
-from dynaquant_core.training.kinds import KNOWN, NEEDED
+from dynaquant_core.training.kinds import NEEDED
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
 from tests.training.models import EXACT, Net, bits, build, net_loss, one_step, stored, train
@@ -118,6 +118,45 @@ def test_a_scheduler_or_scaler_that_refuses_is_taken_back_and_nothing_was_restor
     refuses_and_touches_nothing(run(2, refuses=True), tree, f"{part}.* refused its stored state .*half way")
 
 
+class Shy(torch.optim.SGD):
+    """Cannot say what its state is, as one whose state lies on several ranks until it is gathered."""
+
+    shy = False
+
+    def state_dict(self):
+        if self.shy:
+            raise RuntimeError("not gathered yet")
+        return super().state_dict()
+
+
+class ShyScheduler(Picky):
+    def state_dict(self):
+        if self.at == 2:
+            raise RuntimeError("not gathered yet")
+        return super().state_dict()
+
+
+@pytest.mark.parametrize("part", ["optimizer", "scheduler", "extra"])
+def test_an_object_that_cannot_tell_its_own_state_is_one_sentence(part):
+    def run(at):
+        model = Net()
+        optimizer = Shy(model.parameters(), lr=0.1)
+        optimizer.shy = part == "optimizer" and at == 2
+        other = ShyScheduler(at) if part != "optimizer" else Picky(at)
+        return (
+            Subject(model, optimizer, extra={"x": other})
+            if part == "extra"
+            else Subject(model, optimizer, other)
+        )
+
+    tree, now = stored(capture(run(1), 1)), run(2)
+    before = bits(now.model.state_dict())
+    said = r"could not tell its state.* \(RuntimeError: not gathered yet\); .*Nothing was restored"
+    with pytest.raises(StateMismatchError, match=said):
+        put_back(now, tree)
+    assert bits(now.model.state_dict()) == before
+
+
 def test_an_extra_that_is_a_module_is_compared_as_a_model_is():
     def run(width):
         return run_with(None, extra={"counter": Picky(width), "ema": nn.Linear(3, width)})
@@ -157,7 +196,7 @@ def test_torchs_optimizers_keep_what_the_table_says_they_need(kind):
     if kind is torch.optim.SparseAdam:
         weight.grad = weight.grad.to_sparse()
     optimizer.step()
-    assert NEEDED[kind] <= set(optimizer.state[weight]) <= KNOWN
+    assert NEEDED[kind] <= set(optimizer.state[weight])
     run = Subject(nn.Linear(1, 1), optimizer)
     put_back(run, stored(capture(run, 1)))
     optimizer.step()
@@ -168,17 +207,26 @@ class Decoupled(torch.optim.AdamW):
 
 
 class Quantised(torch.optim.AdamW):
-    """Made from one of torch's, and keeps something of its own instead."""
+    """Made from one of torch's, and by a step of its own keeps something else instead."""
 
     def step(self, closure=None):
         for weight in self.param_groups[0]["params"]:
             self.state[weight] |= {"step": torch.tensor(1.0), "codes": torch.zeros(3)}
 
 
-def test_a_class_made_from_torchs_is_checked_by_what_it_keeps():
+class Compressed(torch.optim.AdamW):
+    """Steps as the one that it is made from, whose moments it makes itself."""
+
+    def _init_group(self, group, *lists):
+        for weight in group["params"]:
+            self.state[weight] |= {"step": torch.tensor(1.0), "momentum_buffer": torch.zeros(3)}
+        return False
+
+
+def test_a_class_made_from_torchs_is_checked_where_it_leaves_its_states_to_that():
     tree = stored(capture(one_update(torch.optim.Adamax), 1))
     refuses_and_touches_nothing(one_update(Decoupled, steps=0), tree, "Decoupled, which needs exp_avg_sq")
-    for kind in (Decoupled, Quantised):
+    for kind in (Decoupled, Quantised, Compressed):
         run = one_update(kind, steps=0)
         put_back(run, stored(capture(one_update(kind), 1)))
         assert run.optimizer.state

@@ -188,3 +188,35 @@ def test_a_native_state_of_several_optimizers_is_resumed(tmp_path):
     with dq.CheckpointStore(folder) as store:
         assert resume(store, Subject(others, again), None).step == 1
     assert bits(again["b"].state_dict()) == bits(optimizers["b"].state_dict())
+
+
+class Rows(torch.optim.Optimizer):
+    """One second moment a row."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            square = weight.grad.square()
+            rows = square.mean(-1, keepdim=True) if weight.dim() == 2 else square
+            self.state[weight] = {"exp_avg": weight.grad.clone(), "exp_avg_sq": rows}
+
+
+def test_moments_of_rows_are_taken_in_the_order_of_the_parameters(tmp_path):
+    model, _, tree = native()
+    for number, order in enumerate((1, -1)):
+        optimizer = Rows(list(model.parameters())[::order], lr=0.1)
+        one_step(model, optimizer, net_loss)
+        folder = store_of(tmp_path / f"{number}", {**tree, "optimizer": optimizer.state_dict()})
+        other, _ = build()
+        again = Rows(other.parameters(), lr=0.1)
+        if order == -1:
+            refused(
+                folder, other, again, r"exp_avg of 0 has shape \(4,\) in the checkpoint and the parameter"
+            )
+            continue
+        with dq.Checkpointer(folder, other, again) as checkpoints:
+            checkpoints.restore()
+        assert bits(again.state_dict()) == bits(optimizer.state_dict())

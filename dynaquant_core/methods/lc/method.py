@@ -73,7 +73,7 @@ class Lc(TensorMethod[LcConfig, Coded, Tracked]):
     Args:
         stages: which stages run: ``"EPH"``, ``"EP"``, ``"EH"`` or ``"E"``.
         super_step: deltas that a store makes one of in the background, where only the last of them is wanted:
-            2 to 255; 0: none.  It is not stored: readers need not know it.
+            2 to 255; 0: none.  Readers need not know it: a chain goes on when it changes.
 
     Raises:
         ConfigError: there is no such combination of stages, or ``super_step`` is no such number.

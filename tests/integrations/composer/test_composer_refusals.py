@@ -39,11 +39,14 @@ def test_an_object_store():
 
 
 def test_sharded_weights():
-    plain = {"fsdp_enabled": False, "fsdp_config": None, "tp_config": None}
+    plain = {"fsdp_enabled": False, "fsdp_config": None, "tp_config": None, "optimizers": []}
     require_whole_weights(SimpleNamespace(**plain))
     for changed in ({"fsdp_enabled": True}, {"fsdp_config": object()}, {"tp_config": object()}):
         with pytest.raises(ConfigError, match=r"FSDP.*not supported"):
             require_whole_weights(SimpleNamespace(**plain | changed))
+    shared = SimpleNamespace(consolidate_state_dict=print)
+    with pytest.raises(ConfigError, match=r"keeps the state of some parameters on each: train with"):
+        require_whole_weights(SimpleNamespace(**plain | {"optimizers": [shared]}))
 
 
 def test_metrics_that_are_not_there_or_point_the_other_way(tmp_path):
