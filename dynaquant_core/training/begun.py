@@ -8,7 +8,7 @@ for the first time is what this life began from, whoever put it there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,8 @@ class Begun:
             models.
         """
         sample = self._sampled() if self._sample is None and still else self._sample
-        return None if sample is None else sample.named(live)
+        # Layers may have been unfrozen, and given to an optimizer, long after the first step.
+        return None if sample is None else sample.named(live, places_of(self._optimizers))
 
     def close(self) -> None:
         """Takes the hooks off and lets go of the models."""
@@ -81,10 +82,7 @@ class Begun:
     def _sampled(self) -> _Sample:
         # Not before it is needed: a model may have got other parameters (load_state_dict(assign=True)).
         weights = [weight for model in self._models for weight in model.parameters()]
-        places = places_of(self._optimizers)
-        numbers = {str(number): weight for number, weight in enumerate(weights)}
-        trained = {number for number, weight in numbers.items() if place_of(weight) in places}
-        return _Sample(weights, Start.sampled(numbers, trained))
+        return _Sample(weights, Start.sampled({str(number): one for number, one in enumerate(weights)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,13 @@ class _Sample:
     weights: list[nn.Parameter]
     start: Start
 
-    def named(self, live: Mapping[str, Tensor]) -> Start | None:
-        """The same under the names of tensors that share memory with the weights; None where none does."""
+    def named(self, live: Mapping[str, Tensor], trained: Collection[object]) -> Start | None:
+        """The same under the names of tensors that share memory with the weights; None where none does.
+
+        Args:
+            live: tensors by name.
+            trained: places of those that are trained.
+        """
         start = self.start
         numbers = {
             place_of(weight): str(number)
@@ -109,9 +112,9 @@ class _Sample:
         }
         keys = {name: numbers.get(place_of(tensor)) for name, tensor in live.items()}
         found = {name: key for name, key in keys.items() if key is not None}
-        trained = frozenset(name for name, key in found.items() if key in start.trained)
         values = {name: start.values[key] for name, key in found.items()}
-        return Start(values, start.stride, trained) if found else None
+        known = frozenset(name for name in found if place_of(live[name]) in trained)
+        return Start(values, start.stride, known) if found else None
 
 
 def _telling(begun: weakref.ref[Begun]) -> Callable[..., None]:

@@ -44,12 +44,12 @@ class Start:
     trained: frozenset[str] = frozenset()
 
     @classmethod
-    def sampled(cls, tensors: Mapping[str, object], trained: Iterable[str] = ()) -> Start:
+    def sampled(cls, tensors: Mapping[str, object]) -> Start:
         """A sample of those that are floating tensors of one dimension and more."""
         weights = {name: tensor for name, tensor in tensors.items() if _has_weights(tensor)}
         stride = -(-sum(tensor.numel() for tensor in weights.values()) // SAMPLE) | 1
         values = {name: _sampled(tensor, stride) for name, tensor in weights.items()}
-        return cls(values, stride, frozenset(trained) & values.keys())
+        return cls(values, stride)
 
 
 class Movement:

@@ -185,6 +185,33 @@ def test_movement_counts_from_the_first_step_whenever_the_weights_were_loaded(
     assert found["noise"] < 30
 
 
+@pytest.mark.parametrize("unfrozen", ["from the start", "after a step"])
+def test_layers_that_are_unfrozen_later_are_bounded_as_others(tmp_path: Path, unfrozen: str) -> None:
+    """A body that learns slowly below a quick head got a million times its own movement as noise."""
+    run = Run()
+    for _ in range(150):
+        run.optimizer.zero_grad()
+        run.loss().backward()
+        run.optimizer.step()
+    head, body = run.model[2], run.model[0]
+    nn.init.normal_(head.weight, std=0.05)
+    before = body.weight.detach().clone()
+    run.optimizer = torch.optim.AdamW(head.parameters(), lr=3e-2)
+    slow = {"params": list(body.parameters()), "lr": 1e-6}
+    with Checkpointer(
+        tmp_path, run.model, run.optimizer, every=40, evaluate=run.quality, threshold=0.05
+    ) as saves:
+        if unfrozen == "from the start":
+            run.optimizer.add_param_group(slow)
+        run.train(saves, 1)
+        if unfrozen == "after a step":
+            run.optimizer.add_param_group(slow)
+        run.train(saves, 39)
+    found = CheckpointStore(tmp_path).load(40)["model"]["0.weight"]
+    noise, moved = (float((body.weight.detach() - one).square().sum()) for one in (found, before))
+    assert noise < 1e5 * moved
+
+
 def test_values_that_are_no_numbers_count_as_not_there() -> None:
     """One infinity in a mask made all that is lost no number, and no candidate kept within the bound."""
     nan, inf = float("nan"), float("inf")
