@@ -40,7 +40,12 @@ LOOKS = 5
 
 OutOption = Annotated[
     Path,
-    typer.Option("--output", "-o", metavar="OUT", help="File or folder to write; what is there is replaced."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="OUT",
+        help="File to write, which is replaced, or a folder to make.",
+    ),
 ]
 ToOption = Annotated[
     str | None,

@@ -1,6 +1,7 @@
 """Joining in mid-run and leaving: from and to the Trainer's own files."""
 
 import logging
+import shutil
 import warnings
 
 import pytest
@@ -8,9 +9,16 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from dynaquant_core import CheckpointStore
-from dynaquant_core.errors import CorruptFileError, NotAStoreError, StateMismatchError, StorageError
+from dynaquant_core.errors import (
+    CorruptFileError,
+    NotAStoreError,
+    StateMismatchError,
+    StorageError,
+    UnsafePathError,
+)
 from dynaquant_core.plugins import MARKER, read_tree
 from dynaquant_transformers import DynaQuantCallback, export, importer
+from tests.full_disk import files_of_at_most
 from tests.integrations.transformers.kit import EXACT, bits, everything, gpt, names, trainer
 
 
@@ -44,6 +52,36 @@ def test_without_its_folder_weights_and_optimizer_are_exported(run, tmp_path, ca
         export(tree, tmp_path / "out")
     assert names(tmp_path / "out") == {"model.safetensors", "optimizer.pt"}
     assert "copy the checkpoint's other files" in caplog.text
+
+
+def test_an_export_leaves_the_whole_folder_or_none(run, tmp_path):
+    """An older export would mix with this one, and a part of this one would pass for a checkpoint."""
+    source = run[1] / "ours" / "checkpoint-4"
+    tree = read_tree(source)
+    weights = sum(tensor.nbytes for tensor in tree["model"].values())
+    for most in (weights // 2, weights + 20_000):  # while weights are written, and the optimizer after them
+        with files_of_at_most(most), pytest.raises(StorageError, match="File too large"):
+            export(tree, tmp_path / "out", source)
+        assert names(tmp_path) == set()
+    (tmp_path / "out").mkdir()
+    export(tree, tmp_path / "out", source)
+    before = everything_in(tmp_path / "out")
+    with pytest.raises(UnsafePathError, match="a folder with files in it"):
+        export({"model": {"weight": torch.ones(2)}}, tmp_path / "out")
+    with pytest.raises(UnsafePathError, match="found a file"):
+        export(tree, tmp_path / "out" / "config.json", source)
+    assert everything_in(tmp_path / "out") == before
+    assert names(tmp_path) == {"out"}
+
+
+def everything_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_checkpoint_is_exported_into_its_own_folder(run, tmp_path):
+    source = shutil.copytree(run[1] / "ours" / "checkpoint-4", tmp_path / "checkpoint-4")
+    export(read_tree(source), source / "native", source)
+    assert names(source / "native") == names(run[1] / "native" / "checkpoint-4")
 
 
 def test_exported_adapters(tmp_path):
