@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +12,11 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+from dynaquant_composer.pointer import folder_of, is_pointer
+from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError, UnsafePathError
+from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.store.disk import followed
+from dynaquant_core.store.export import replace_natively
 
 __all__ = ["export", "importer"]
 
@@ -26,24 +29,24 @@ def export(tree: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         tree: as `plugins.read_tree` or a store returns it.
-        path: of the new file; what was there is replaced whole.
+        path: of the new file; a file that was there is replaced whole.
 
     Raises:
         StateMismatchError: it is not what a Composer Trainer saved.
-        StorageError: the system refused.
+        UnsafePathError: something else than a file is at ``path``, or a checkpoint of ours.
+        StorageError: the system refused; a file that was there is as before.
     """
     if not _is_composers(tree):
         raise StateMismatchError(
             "this is not what a Composer Trainer saves (no 'state' with a 'model'); export it with --to pt."
         )
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        torch.save(_with_their_saver(tree), temporary)
-        temporary.replace(target)
-    except (OSError, RuntimeError) as error:  # torch makes RuntimeErrors of what the system refuses
-        temporary.unlink(missing_ok=True)
-        raise StorageError(f"{os.fspath(path)!r} cannot be written: {error}.") from error
+    target = followed(Path(path))
+    if is_pointer(target) and is_checkpoint(folder_of(target)):
+        raise UnsafePathError(
+            f"{os.fspath(path)!r} stands for the DynaQuant checkpoint in the folder beside it and is not "
+            "written over; give another path."
+        )
+    replace_natively(_with_their_saver(tree), target)
 
 
 def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tuple[int, dict[str, Any]]:

@@ -6,8 +6,9 @@ import torch
 from dynaquant_composer import export, importer
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core import CheckpointStore
-from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError, UnsafePathError
 from dynaquant_core.plugins import describe, read_tree
+from tests.full_disk import files_of_at_most
 from tests.integrations.composer.kit import EXACT, bits, everything, fit, ours, trainer
 
 
@@ -63,8 +64,38 @@ def test_what_is_no_checkpoint_of_composer(tmp_path):
         importer(tmp_path / "nowhere.pt")
     with pytest.raises(StateMismatchError, match="--to pt"):
         export({"model": {}}, tmp_path / "new.pt")
-    with pytest.raises(StorageError, match="cannot be written"):
+    with pytest.raises(StorageError, match="check that the folder exists"):
         export({"state": {"model": {}}}, tmp_path / "nowhere" / "new.pt")
+
+
+def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path):
+    tree = {"state": {"model": {"weight": torch.ones(8192)}}}
+    older = tmp_path / "native.pt"
+    export({"state": {"model": {"weight": torch.ones(2)}}}, older)
+    before = older.read_bytes()
+    with files_of_at_most(10_000), pytest.raises(StorageError, match=r"File too large; .*"):
+        export(tree, older)
+    assert older.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [older]
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(UnsafePathError, match="is a folder"):
+        export(tree, tmp_path / "folder.pt")
+    CheckpointStore(tmp_path / "store").save(1, {"weight": torch.ones(2)})
+    (stored,) = (tmp_path / "store").glob("*.dq")
+    with pytest.raises(UnsafePathError, match="checkpoint of a store"):
+        export(tree, stored)
+
+
+def test_a_checkpoint_of_ours_is_not_written_over(tmp_path):
+    fit(ours(tmp_path, **EXACT), duration="3ba")
+    file, latest = tmp_path / "ep0-ba3-rank0.pt", tmp_path / "latest-rank0.pt"
+    before = file.read_bytes()
+    tree = read_tree(folder_of(file), weights_only=False)
+    for path in (file, latest):
+        with pytest.raises(UnsafePathError, match="stands for the DynaQuant checkpoint"):
+            export(tree, path)
+    assert file.read_bytes() == before
+    assert latest.is_symlink()
 
 
 def test_an_average_of_an_algorithm_is_exported_too(tmp_path):

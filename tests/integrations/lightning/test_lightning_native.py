@@ -17,9 +17,11 @@ from dynaquant_core.errors import (
     NotAStoreError,
     StateMismatchError,
     StorageError,
+    UnsafePathError,
 )
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, is_checkpoint, read_tree
 from dynaquant_lightning import DynaQuantCallback, DynaQuantCheckpointIO, export, importer, versions
+from tests.full_disk import files_of_at_most
 from tests.integrations.lightning.kit import EXACT, Digits, bits, everything, fit, loaders, saves, trainer
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +58,36 @@ def test_an_exported_checkpoint_is_gone_on_from_without_us(tmp_path, ours, whole
     code = "import sys, lightning, torch; print(torch.load(sys.argv[1], weights_only=True)['global_step'])"
     done = subprocess.run([sys.executable, "-c", code, native], capture_output=True, text=True, check=True)
     assert done.stdout == "40\n"
+
+
+def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path, ours):
+    tree, older = read_tree(ours), tmp_path / "new" / "best.ckpt"
+    export({"state_dict": {"weight": torch.ones(2)}}, older)
+    before = older.read_bytes()
+    with files_of_at_most(10_000), pytest.raises(StorageError, match=r"File too large; .*"):
+        export(tree, older)
+    assert older.read_bytes() == before
+    assert list(older.parent.iterdir()) == [older]
+    export(tree, older)
+    assert torch.load(older, weights_only=True)["global_step"] == 40
+
+
+def test_an_export_goes_nowhere_but_into_a_file(tmp_path, ours):
+    from dynaquant_core import CheckpointStore
+
+    tree = read_tree(ours)
+    CheckpointStore(tmp_path / "store").save(1, {"weight": torch.ones(2)})
+    (stored,) = (tmp_path / "store").glob("*.dq")
+    before = stored.read_bytes()
+    (tmp_path / "folder.ckpt").mkdir()
+    with pytest.raises(UnsafePathError, match="is a folder"):
+        export(tree, tmp_path / "folder.ckpt")
+    with pytest.raises(UnsafePathError, match="checkpoint of a store"):
+        export(tree, stored)
+    assert list((tmp_path / "folder.ckpt").iterdir()) == []
+    assert stored.read_bytes() == before
+    export(tree, f"file://{tmp_path}/native.ckpt")
+    assert torch.load(tmp_path / "native.ckpt", weights_only=True)["global_step"] == 40
 
 
 def test_an_imported_checkpoint_is_a_folder_of_ours(tmp_path, whole):
