@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from dynaquant_core.errors import UnsafePathError
 from dynaquant_core.store.disk import followed, guarded, sync_folder
 from dynaquant_core.store.names import temporary_name
 
-__all__ = ["new_folder"]
+__all__ = ["copy_files", "new_folder"]
 
 
 @contextmanager
@@ -46,6 +46,34 @@ def new_folder(action: str, path: Path) -> Iterator[Path]:
                 shutil.rmtree(fresh)
             raise
         sync_folder(target.parent)
+
+
+def copy_files(source: Path, fresh: Path, is_left_out: Callable[[Path], bool]) -> None:
+    """Copies what is in a folder, and in the folders in it, into a `new_folder`.
+
+    Args:
+        source: the folder; ``fresh`` may be made inside of it and is not copied.
+        fresh: as `new_folder` gives it.
+        is_left_out: asked of each file and folder.
+
+    Raises:
+        OSError: the system refused.
+    """
+    for path in _files(source, fresh, is_left_out):
+        copy = fresh / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+def _files(folder: Path, fresh: Path, is_left_out: Callable[[Path], bool]) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if is_left_out(path):
+            continue
+        if path.is_dir():
+            if not path.samefile(fresh):
+                yield from _files(path, fresh, is_left_out)
+        elif path.is_file():
+            yield path
 
 
 def _require_free(path: Path, target: Path) -> None:

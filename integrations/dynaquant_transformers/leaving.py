@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from transformers.trainer import OPTIMIZER_NAME
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.store.disk import guarded
 from dynaquant_core.store.export import write_natively, write_tensors
-from dynaquant_core.store.new_folder import new_folder
+from dynaquant_core.store.new_folder import copy_files, new_folder
 from dynaquant_transformers.native import DEFAULT, STATE_FILES
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.weights import ADAPTERS, MODEL
@@ -45,7 +43,6 @@ def export(tree: Any, path: str | Path, source: str | Path | None = None) -> Non
             f"not a checkpoint of the Trainer: it has neither {MODEL!r} nor {ADAPTERS!r}."
         )
     target, folder = Path(path), None if source is None else Path(source)
-    others = [] if folder is None else _others(folder)
     with new_folder("export to", target) as fresh:
         if MODEL in tree:
             _save_weights(tree[MODEL], fresh / SAFE_WEIGHTS_NAME)
@@ -55,10 +52,8 @@ def export(tree: Any, path: str | Path, source: str | Path | None = None) -> Non
         if OPTIMIZER in tree:
             with (fresh / OPTIMIZER_NAME).open("wb") as file:
                 write_natively(tree[OPTIMIZER], file)
-        for file_beside in others:
-            copy = fresh / file_beside.relative_to(folder or fresh)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file_beside, copy)
+        if folder is not None:
+            copy_files(folder, fresh, lambda beside: bool(STATE_FILES.fullmatch(beside.name)))
     if folder is None:
         logger.warning("%s holds weights and optimizer only; copy the checkpoint's other files there", target)
 
@@ -70,9 +65,3 @@ def _save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
         first.setdefault(tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor), name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_tensors({name: weights[name].contiguous() for name in first.values()}, path)
-
-
-def _others(source: Path) -> list[Path]:
-    """What is neither weights nor optimizer nor ours."""
-    with guarded("read", source):
-        return [file for file in source.rglob("*") if file.is_file() and not STATE_FILES.fullmatch(file.name)]
