@@ -6,9 +6,10 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
-from dynaquant_core import CheckpointStore
+from dynaquant_core import Checkpointer, CheckpointStore
 from dynaquant_core.errors import (
     CorruptFileError,
     NotAStoreError,
@@ -16,7 +17,7 @@ from dynaquant_core.errors import (
     StorageError,
     UnsafePathError,
 )
-from dynaquant_core.plugins import MARKER, read_tree
+from dynaquant_core.plugins import MARKER, PluginOptions, PluginRun, read_tree
 from dynaquant_transformers import DynaQuantCallback, export, importer
 from tests.full_disk import files_of_at_most
 from tests.integrations.transformers.kit import EXACT, bits, everything, gpt, names, trainer
@@ -82,6 +83,44 @@ def test_a_checkpoint_is_exported_into_its_own_folder(run, tmp_path):
     source = shutil.copytree(run[1] / "ours" / "checkpoint-4", tmp_path / "checkpoint-4")
     export(read_tree(source), source / "native", source)
     assert names(source / "native") == names(run[1] / "native" / "checkpoint-4")
+
+
+def test_a_folder_that_was_saved_over_natively_is_not_exported(run, tmp_path):
+    """Stored weights would meet the scheduler and state of another training."""
+    source = shutil.copytree(run[1] / "ours" / "checkpoint-4", tmp_path / "checkpoint-4")
+    tree = read_tree(source)
+    shutil.copytree(run[1] / "native" / "checkpoint-4", source, dirs_exist_ok=True)
+    with pytest.raises(NotAStoreError, match="saved natively into"):
+        export(tree, tmp_path / "out", source)
+    assert names(tmp_path) == {"checkpoint-4"}
+
+
+def test_what_is_no_checkpoint_of_the_trainer_is_not_exported(tmp_path):
+    weights = {"weight": torch.ones(8, 8)}
+    run = PluginRun(PluginOptions(**EXACT), framework="accelerate")
+    run.save(tmp_path / "checkpoint_1", 1, {"model": weights, "optimizer": [{}], "files": ["model_0"]})
+    run.close()
+    tree = read_tree(tmp_path / "checkpoint_1")
+    with pytest.raises(StateMismatchError, match="is a checkpoint of accelerate, not of the Trainer"):
+        export(tree, tmp_path / "out", tmp_path / "checkpoint_1")
+    with pytest.raises(StateMismatchError, match="expected the state of one optimizer"):
+        export(tree, tmp_path / "out")
+    with pytest.raises(StateMismatchError, match="several models"):
+        export({"model": {"generator": weights, "critic": weights}}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_of_a_plain_training_are_exported_without_its_optimizer(tmp_path, caplog):
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Checkpointer(tmp_path / "store", model, optimizer, every=1, **EXACT) as checkpointer:
+        model(torch.ones(8)).sum().backward()
+        optimizer.step()
+        checkpointer.step()
+    export(CheckpointStore(tmp_path / "store").load(), tmp_path / "out")
+    assert names(tmp_path / "out") == {"model.safetensors"}
+    assert bits(load_file(tmp_path / "out" / "model.safetensors")) == bits(dict(model.state_dict()))
+    assert "gets no optimizer" in caplog.text
 
 
 def test_exported_adapters(tmp_path):
