@@ -6,6 +6,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from dynaquant_accelerate import export, install
+from dynaquant_core.cli import main
 from dynaquant_core.errors import NotAStoreError, StateMismatchError, StorageError, UnsafePathError
 from dynaquant_core.plugins import read_tree
 from tests.full_disk import files_of_at_most
@@ -92,6 +93,23 @@ def test_a_native_folder_that_is_saved_over_leaves_no_stale_weights(tmp_path):
     bench.accelerator.save_state(str(tmp_path / "same"))
     ours.wait()
     assert "model.safetensors" not in names(tmp_path / "same")
+
+
+def test_the_commands_tell_a_folder_that_was_saved_over_natively(tmp_path, capsys):
+    bench = train(build(tmp_path, options=EXACT), EPOCH, save_every=EPOCH)
+    bench.ours.wait()
+    source, out = str(tmp_path / "checkpoints" / "checkpoint_0"), str(tmp_path / "out.pt")
+    assert main(["verify", source]) == main(["log", source]) == 0
+    assert "natively" not in "".join(capsys.readouterr())
+    forget()
+    plain = build(tmp_path / "plain", ours=False)
+    plain.accelerator.project_configuration.automatic_checkpoint_naming = False
+    plain.accelerator.save_state(source)
+    assert main(["log", source]) == 0
+    assert "saved natively over" in capsys.readouterr().err
+    assert main(["verify", source]) == main(["export", source, "-o", out]) == 1
+    assert "saved natively over" in capsys.readouterr().err
+    assert "out.pt" not in names(tmp_path)
 
 
 def prepared(order, *averaged):

@@ -6,6 +6,7 @@ import torch
 from dynaquant_composer import export, importer
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core import CheckpointStore
+from dynaquant_core.cli import main
 from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError, UnsafePathError
 from dynaquant_core.plugins import describe, read_tree
 from tests.full_disk import files_of_at_most
@@ -106,3 +107,15 @@ def test_an_average_of_an_algorithm_is_exported_too(tmp_path):
     again = trainer(load_path=str(tmp_path / "native.pt"), algorithms=[EMA(half_life="5ba")])
     mine, theirs = (one.state.algorithms[0].state_dict()["ema_model"] for one in (again, run))
     assert bits(mine) == bits(theirs)
+
+
+def test_the_commands_tell_a_checkpoint_that_was_saved_over_natively(tmp_path, capsys):
+    fit(ours(tmp_path, **EXACT), duration="3ba")
+    out = str(tmp_path / "out.pt")
+    assert main(["verify", str(tmp_path)]) == main(["log", str(tmp_path)]) == 0
+    assert "natively" not in "".join(capsys.readouterr())
+    fit(duration="3ba", **native(tmp_path, save_overwrite=True))
+    assert main(["log", str(tmp_path)]) == 0
+    assert "saved natively over" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path)]) == main(["export", str(tmp_path), "--trust", "-o", out]) == 1
+    assert "saved natively over" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
 from dynaquant_core import Checkpointer, CheckpointStore
+from dynaquant_core.cli import main
 from dynaquant_core.errors import (
     CorruptFileError,
     NotAStoreError,
@@ -93,6 +94,33 @@ def test_a_folder_that_was_saved_over_natively_is_not_exported(run, tmp_path):
     with pytest.raises(NotAStoreError, match="saved natively into"):
         export(tree, tmp_path / "out", source)
     assert names(tmp_path) == {"checkpoint-4"}
+
+
+@pytest.mark.parametrize("given", [{}, {"save_only_model": True}])
+def test_the_commands_tell_a_folder_that_was_saved_over_natively(run, tmp_path, capsys, given):
+    source = shutil.copytree(run[1] / "ours" / "checkpoint-4", tmp_path / "ours" / "checkpoint-4")
+    for words in (["log", "ours"], ["verify", "ours"], ["export", "ours", "--to", "hf", "-o", "good"]):
+        assert main(at(tmp_path, words)) == 0
+    assert "natively" not in "".join(capsys.readouterr())
+    trainer(tmp_path / "ours", max_steps=4, save_steps=4, **given).train()
+    for path in ("ours", "ours/checkpoint-4"):
+        capsys.readouterr()
+        assert main(at(tmp_path, ["log", path])) == 0
+        assert "saved natively over" in capsys.readouterr().err
+        assert main(at(tmp_path, ["verify", path])) == 1
+        for name in ("out", "out.pt"):
+            assert (
+                main(at(tmp_path, ["export", path, "--to", "pt" if "." in name else "hf", "-o", name])) == 1
+            )
+            assert "saved natively over" in capsys.readouterr().err
+    assert names(tmp_path) == {"ours", "good"}
+    (newest,) = source.glob("*-seq-000002.dq")
+    assert main(["export", str(newest), "-o", str(tmp_path / "old.pt")]) == 0
+
+
+def at(folder, words):
+    """The words of a command with paths below a folder."""
+    return [str(folder / word) if word[:3] in {"our", "goo", "out"} else word for word in words]
 
 
 def test_what_is_no_checkpoint_of_the_trainer_is_not_exported(tmp_path):
