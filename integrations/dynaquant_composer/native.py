@@ -8,15 +8,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch.torch_version import TorchVersion
 
 from dynaquant_composer.pointer import folder_of, is_pointer
-from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError, UnsafePathError
+from dynaquant_core.errors import StateMismatchError, StorageError, UnsafePathError
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.store.disk import followed
 from dynaquant_core.store.export import replace_natively
+from dynaquant_core.store.native import read_torch
 
 __all__ = ["export", "importer"]
 
@@ -61,18 +60,17 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
 
     Raises:
         StorageError: the file cannot be opened.
-        CorruptFileError: it is no file of torch, or holds objects that ``weights_only`` refuses.
+        UnsupportedStateError: ``weights_only`` refused an object, whose class is named.
+        CorruptFileError: it is no file of torch, or damaged.
         StateMismatchError: it is no checkpoint of a Composer Trainer.
     """
     text = os.fspath(path)
     try:
-        with torch.serialization.safe_globals(_harmless()):
-            tree = torch.load(text, map_location="cpu", weights_only=weights_only)
+        tree = read_torch(
+            Path(text), "a checkpoint of Composer", weights_only=weights_only, harmless=_harmless()
+        )
     except OSError as error:
         raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:
-        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
-        raise CorruptFileError(f"{text!r} cannot be read as a Composer checkpoint: {reason}.") from error
     if not _is_composers(tree):
         raise StateMismatchError(f"{text!r} is no checkpoint of a Composer Trainer: it has no 'state'.")
     metadata = tree["state"].get("metadata", {})
@@ -83,10 +81,8 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
 
 
 def _harmless() -> list[Any]:
-    """What Composer puts into every checkpoint: times, random streams of NumPy, torch's version."""
-    reconstruct = np.zeros(1).__reduce__()[0]
-    kinds = [type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64)]
-    return [timedelta, TorchVersion, np.ndarray, np.dtype, reconstruct, *kinds]
+    """What Composer puts into every checkpoint beside NumPy's random streams: times, torch's version."""
+    return [timedelta, TorchVersion]
 
 
 def _is_composers(tree: Any) -> bool:

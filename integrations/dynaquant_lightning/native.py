@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+from dynaquant_core.errors import StateMismatchError, StorageError
 from dynaquant_core.store.disk import guarded
 from dynaquant_core.store.export import replace_natively
+from dynaquant_core.store.native import read_torch
 from dynaquant_lightning.paths import local
 from dynaquant_lightning.tree import from_tree, is_half
 
@@ -71,17 +71,15 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
 
     Raises:
         StorageError: the file cannot be opened.
-        CorruptFileError: it is no file of torch, or holds objects that ``weights_only`` refuses.
+        UnsupportedStateError: ``weights_only`` refused an object, whose class is named.
+        CorruptFileError: it is no file of torch, or damaged.
         StateMismatchError: it is no checkpoint of a Lightning Trainer.
     """
     text = os.fspath(path)
     try:
-        checkpoint = torch.load(text, map_location="cpu", weights_only=weights_only)
+        checkpoint = read_torch(Path(text), "a checkpoint of Lightning", weights_only=weights_only)
     except OSError as error:
         raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:
-        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
-        raise CorruptFileError(f"{text!r} cannot be read as a Lightning checkpoint: {reason}.") from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= set(checkpoint):
         raise StateMismatchError(f"{text!r} is no checkpoint of a Lightning Trainer: it has no 'state_dict'.")
     return int(checkpoint["global_step"]), checkpoint

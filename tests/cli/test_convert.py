@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import zipfile
 from pathlib import Path
@@ -78,6 +79,28 @@ def test_import_refuses_numpy_arrays_of_objects(shell: Shell, tmp_path: Path) ->
 
 class Unwelcome:
     """Something that only a pickle could bring back."""
+
+
+def test_import_leaves_out_what_no_store_can_hold_and_names_it(shell: Shell, tmp_path: Path) -> None:
+    path, told = tmp_path / "native.pt", {"lr": 0.1, "tags": {"a"}, "args": argparse.Namespace(width=3)}
+    torch.save({"model": training_state()["model"], "hparams": told, "pair": [{1}, 2]}, path)
+    refused = shell("import", path, tmp_path / "store")
+    assert "argparse.Namespace" in refused.error()
+    assert "--trust" in refused.error()
+    assert not (tmp_path / "store").exists()
+    outcome = shell("import", path, tmp_path / "store", "--trust")
+    assert outcome.status == 0
+    for named in (
+        "hparams.tags (builtins.set)",
+        "hparams.args (argparse.Namespace)",
+        "pair.0 (builtins.set)",
+    ):
+        assert named in outcome.err
+    state = CheckpointStore(tmp_path / "store").load()
+    assert (state["hparams"], state["pair"]) == ({"lr": 0.1}, [None, 2])
+    torch.save(Unwelcome(), path)
+    whole = shell("import", path, tmp_path / "other", "--trust")
+    assert "Unwelcome" in whole.error()
 
 
 @pytest.mark.parametrize("content", ["object", "plain pickle", "noise", "text", "empty", "half"])

@@ -1,5 +1,7 @@
 """Leaving and joining: native files loaded with us, ours exported and loaded without us."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 
@@ -7,7 +9,13 @@ from dynaquant_composer import export, importer
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core import CheckpointStore
 from dynaquant_core.cli import main
-from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError, UnsafePathError
+from dynaquant_core.errors import (
+    CorruptFileError,
+    StateMismatchError,
+    StorageError,
+    UnsafePathError,
+    UnsupportedStateError,
+)
 from dynaquant_core.plugins import describe, read_tree
 from tests.full_disk import files_of_at_most
 from tests.integrations.composer.kit import EXACT, bits, everything, fit, ours, trainer
@@ -59,10 +67,14 @@ def test_what_is_no_checkpoint_of_composer(tmp_path):
     (tmp_path / "text.pt").write_text("hello")
     with pytest.raises(StateMismatchError, match="no checkpoint of a Composer Trainer"):
         importer(tmp_path / "other.pt")
-    with pytest.raises(CorruptFileError, match="cannot be read as a Composer checkpoint"):
+    with pytest.raises(CorruptFileError, match="expected a checkpoint of Composer, found something else"):
         importer(tmp_path / "text.pt")
     with pytest.raises(StorageError, match="cannot be read"):
         importer(tmp_path / "nowhere.pt")
+    torch.save({"state": {"model": {}, "args": Namespace()}}, tmp_path / "objects.pt")
+    with pytest.raises(UnsupportedStateError, match=r"holds a argparse\.Namespace, .*could run code"):
+        importer(tmp_path / "objects.pt")
+    assert importer(tmp_path / "objects.pt", weights_only=False)[1]["state"]["args"] == Namespace()
     with pytest.raises(StateMismatchError, match="--to pt"):
         export({"model": {}}, tmp_path / "new.pt")
     with pytest.raises(StorageError, match="check that the folder exists"):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dynaquant_core.errors import (
     StateMismatchError,
     StorageError,
     UnsafePathError,
+    UnsupportedStateError,
 )
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, is_checkpoint, read_tree
 from dynaquant_lightning import DynaQuantCallback, DynaQuantCheckpointIO, export, importer, versions
@@ -117,7 +119,7 @@ def test_the_commands_take_a_run_in_and_let_it_out_again(tmp_path, whole):
     ("content", "error", "said"),
     [
         (None, StorageError, "No such file"),
-        (b"no zip file", CorruptFileError, "cannot be read as a Lightning checkpoint"),
+        (b"no zip file", CorruptFileError, "expected a checkpoint of Lightning, found something else"),
         ({"weight": torch.ones(2)}, StateMismatchError, "no checkpoint of a Lightning Trainer"),
     ],
 )
@@ -130,6 +132,28 @@ def test_what_cannot_be_imported_says_so_in_one_line(tmp_path, content, error, s
     with pytest.raises(error, match=said) as caught:
         importer(path)
     assert "\n" not in str(caught.value)
+
+
+def test_hyper_parameters_of_any_class_are_imported_if_trusted(tmp_path, ours, capsys):
+    """`save_hyperparameters()` keeps a parser's Namespace as it is."""
+    from dynaquant_core.cli import main
+
+    native, store, out = (str(tmp_path / name) for name in ("native.ckpt", "store", "out.ckpt"))
+    tree = read_tree(ours)
+    tree["hyper_parameters"] = {"width": 48, "args": Namespace(data="digits"), "tags": {"a"}}
+    export(tree, native)
+    with pytest.raises(UnsupportedStateError, match=r"holds a argparse\.Namespace, .*could run code"):
+        importer(native)
+    assert main(["import", native, store, "--from", "lightning"]) == 1
+    said = capsys.readouterr().err
+    assert "Namespace" in said
+    assert "--trust" in said
+    assert main(["import", native, store, "--from", "lightning", "--trust"]) == 0
+    said = capsys.readouterr().err
+    assert "hyper_parameters.args (argparse.Namespace)" in said
+    assert "hyper_parameters.tags (builtins.set)" in said
+    assert main(["export", store, "--to", "lightning", "-o", out]) == 0
+    assert Digits.load_from_checkpoint(out).hparams == {"width": 48, "lr": 1e-2, "dropout": 0.0}
 
 
 def test_what_is_no_training_state_is_not_exported(tmp_path):
