@@ -125,6 +125,9 @@ def test_the_commands_tell_a_checkpoint_that_was_saved_over_natively(tmp_path, c
     fit(ours(tmp_path, **EXACT), duration="3ba")
     out = str(tmp_path / "out.pt")
     assert main(["verify", str(tmp_path)]) == main(["log", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["log", str(tmp_path / "ep0-ba3-rank0.pt")]) == 0
+    assert "ep0-ba3-rank0.pt.dynaquant" in capsys.readouterr().out
     assert "natively" not in "".join(capsys.readouterr())
     fit(duration="3ba", **native(tmp_path, save_overwrite=True))
     assert main(["log", str(tmp_path)]) == 0
