@@ -14,6 +14,7 @@ from dynaquant_core.cli.messages import say
 from dynaquant_core.cli.output import Json, counted, emit, share, size, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, Source, StepOption, open_source
+from dynaquant_core.cli.stored import StoreSource
 from dynaquant_core.errors import CheckpointNotFoundError, NotAStoreError
 from dynaquant_core.plugins.rest import split
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
@@ -140,15 +141,19 @@ def compact(
         with working(f"compacting {path}, {counted(len(before), 'checkpoint')}"):
             left = store.compact()
         after = sizes_of(store)
+    damaged = StoreSource(path).skipped()  # so damaged that they tell no step, which `left` would name
     if as_json:
-        emit({"path": str(path), "before": before, "after": after, "left": left})
-        raise typer.Exit(1 if left else 0)
+        emit({"path": str(path), "before": before, "after": after, "left": left, "damaged": damaged})
+        raise typer.Exit(1 if left or damaged else 0)
     was, now = (
         f"{counted(len(sizes), 'checkpoint')}, {size(sum(sizes.values()))}" for sizes in (before, after)
     )
     write_line(f"{path}: {was} before; {now} now")
     if left:
         say(f"{path}: as they were, as they or files below them are damaged: {', '.join(map(str, left))}")
+    for line in damaged:
+        say(f"warning: {line}")
+    if left or damaged:
         raise typer.Exit(1)
 
 

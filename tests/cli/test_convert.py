@@ -255,6 +255,18 @@ def test_compress_with_a_scale_of_the_lattice(shell: Shell, native: Path, tmp_pa
     assert "scale" in shell("compress", native, "-o", fine, "--scale", "wide").error()
 
 
+def test_compact_lists_files_that_tell_no_step_and_ends_in_1(shell: Shell, store: Path) -> None:
+    """Of a store with no whole file it said that all was well."""
+    files = checkpoint_files(store)
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])
+    told = shell("compact", store)
+    assert told.status == 1
+    assert [file.name for file in files if file.name not in told.err] == []
+    assert len(shell("compact", store, "--json").json()["damaged"]) == len(files)
+    assert checkpoint_files(store) == files
+
+
 def test_compact_applies_the_retention_it_is_given(shell: Shell, store: Path) -> None:
     newest = CheckpointStore(store).load(30)["model"]["0.weight"]
     assert shell("compact", store, "--keep-last", 1).status == 0
