@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dynaquant_core.cli.output import counted
 from dynaquant_core.cli.overwritten import overwritten, require_current
 from dynaquant_core.cli.stored import StoreSource, tensor_table
 from dynaquant_core.errors import (
@@ -173,6 +174,10 @@ class OutputSource:
             found = verify_checkpoint(folder, deep=deep, sound=sound)
             problems += [f"{folder.relative_to(self._path)}: {problem}" for problem in found]
         return problems + self._overwritten()
+
+    def checked(self) -> str:
+        """The steps, and the folders, of which several may hold one step."""
+        return f"{counted(len(self._found), 'checkpoint')} in {counted(len(self._all), 'folder')}"
 
     def _overwritten(self) -> list[str]:
         found = []

@@ -71,6 +71,10 @@ class Source(Protocol):
         """What is wrong, one sentence a problem."""
         ...
 
+    def checked(self) -> str:
+        """How much `verify` looks at, in words."""
+        ...
+
 
 def open_source(path: Path) -> Source:
     """Opens what is at ``path`` for reading.
