@@ -16,8 +16,8 @@ from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.shadows import STUB
 from dynaquant_core.errors import NotAStoreError, StateMismatchError
 from dynaquant_core.plugins import MARKER, read_tree
-from dynaquant_core.store.export import write_natively
-from dynaquant_core.store.new_folder import copy_files, new_folder
+from dynaquant_core.plugins.native_files import write_natively
+from dynaquant_core.plugins.new_folder import copy_files, new_folder
 
 __all__ = ["export"]
 

@@ -13,9 +13,7 @@ from torch.torch_version import TorchVersion
 from dynaquant_composer.pointer import folder_of, is_pointer
 from dynaquant_core.errors import StateMismatchError, StorageError, UnsafePathError
 from dynaquant_core.plugins import is_checkpoint
-from dynaquant_core.store.disk import followed
-from dynaquant_core.store.export import replace_natively
-from dynaquant_core.store.native import read_torch
+from dynaquant_core.plugins.native_files import read_torch, replace_natively
 
 __all__ = ["export", "importer"]
 
@@ -39,7 +37,7 @@ def export(tree: Any, path: str | os.PathLike[str]) -> None:
         raise StateMismatchError(
             "this is not what a Composer Trainer saves (no 'state' with a 'model'); export it with --to pt."
         )
-    target = followed(Path(path))
+    target = Path(path).resolve()
     if is_pointer(target) and is_checkpoint(folder_of(target)):
         raise UnsafePathError(
             f"{os.fspath(path)!r} stands for the DynaQuant checkpoint in the folder beside it and is not "

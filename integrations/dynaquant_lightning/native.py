@@ -10,9 +10,8 @@ from typing import Any
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from dynaquant_core.errors import StateMismatchError, StorageError
-from dynaquant_core.store.disk import guarded
-from dynaquant_core.store.export import replace_natively
-from dynaquant_core.store.native import read_torch
+from dynaquant_core.plugins.native_files import read_torch, replace_natively
+from dynaquant_core.plugins.small_files import guarded
 from dynaquant_lightning.paths import local
 from dynaquant_lightning.tree import from_tree, is_half
 

@@ -14,8 +14,8 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 from dynaquant_core.errors import NotAStoreError, StateMismatchError
 from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.marker import Marker
-from dynaquant_core.store.export import write_natively, write_tensors
-from dynaquant_core.store.new_folder import copy_files, new_folder
+from dynaquant_core.plugins.native_files import write_natively, write_tensors
+from dynaquant_core.plugins.new_folder import copy_files, new_folder
 from dynaquant_transformers.native import DEFAULT, STATE_FILES, is_ours
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.support import FRAMEWORK
