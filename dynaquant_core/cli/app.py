@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dynaquant_core.cli import bench, convert, diff, look, pack, plan, run, verify, warm
+from dynaquant_core.cli import bench, convert, diff, importing, look, pack, plan, run, verify, warm
 from dynaquant_core.cli.output import write_line
 
 __all__ = ["app"]
@@ -32,7 +32,7 @@ app.command("show", rich_help_panel=LOOK)(look.show)
 app.command("diff", rich_help_panel=LOOK)(diff.diff)
 app.command("verify", rich_help_panel=LOOK)(verify.verify)
 app.command("export", rich_help_panel=CONVERT)(convert.export)
-app.command("import", rich_help_panel=CONVERT)(convert.import_native)
+app.command("import", rich_help_panel=CONVERT)(importing.import_native)
 app.command("compact", rich_help_panel=CONVERT)(convert.compact)
 app.command("compress", rich_help_panel=CONVERT)(pack.compress)
 app.command("decompress", rich_help_panel=CONVERT)(pack.decompress)

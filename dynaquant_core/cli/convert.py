@@ -1,4 +1,4 @@
-"""``dynaquant export``, ``import`` and ``compact``: into other people's files, out of them, and re-basing."""
+"""``dynaquant export`` and ``compact``: into other people's files, and re-basing."""
 
 from __future__ import annotations
 
@@ -9,38 +9,33 @@ from typing import Annotated, Any
 
 import typer
 
-from dynaquant_core.cli.choices import (
-    BinsOption,
-    ExactOption,
-    MethodOption,
-    MomentsOption,
-    ScaleOption,
-    config_of,
-    method_of,
-)
 from dynaquant_core.cli.folders import OutputSource
 from dynaquant_core.cli.messages import say
-from dynaquant_core.cli.output import Json, counted, emit, share, size, times, write_line
+from dynaquant_core.cli.output import Json, counted, emit, share, size, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, Source, StepOption, open_source
+from dynaquant_core.cli.stored import StoreSource
 from dynaquant_core.errors import CheckpointNotFoundError, NotAStoreError
-from dynaquant_core.methods.registry import require_own_config, resolve_method
 from dynaquant_core.plugins.rest import split
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.best import best_of, measured
 from dynaquant_core.store.disk import require_another
 from dynaquant_core.store.export import to_safetensors
-from dynaquant_core.store.exporters import resolve_exporter, resolve_importer
-from dynaquant_core.store.native import read_native, step_of
+from dynaquant_core.store.exporters import resolve_exporter
 
-__all__ = ["compact", "export", "import_native"]
+__all__ = ["OutOption", "ToOption", "TrustOption", "compact", "export"]
 
 #: Looks at a folder that changes meanwhile.
 LOOKS = 5
 
 OutOption = Annotated[
     Path,
-    typer.Option("--output", "-o", metavar="OUT", help="File or folder to write; what is there is replaced."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="OUT",
+        help="File to write, which is replaced, or a folder to make.",
+    ),
 ]
 ToOption = Annotated[
     str | None,
@@ -125,55 +120,6 @@ def beside(write: Callable[..., Any], folder: Path | None) -> dict[str, Path]:
     return {"source": folder} if folder is not None and takes else {}
 
 
-def import_native(
-    native: Annotated[
-        Path, typer.Argument(metavar="NATIVE", help="A torch.save or safetensors file, or a framework's own.")
-    ],
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the new store.")],
-    step: Annotated[
-        int | None, typer.Option(help="Step to save it as; default: the file's own, else 0.")
-    ] = None,
-    framework: Annotated[
-        str | None, typer.Option("--from", help="Whose checkpoint it is: hf, lightning, composer.")
-    ] = None,
-    bins: BinsOption = None,
-    scale: ScaleOption = None,
-    method: MethodOption = None,
-    moments: MomentsOption = "8bit",
-    exact: ExactOption = None,
-    as_json: Json = False,
-) -> None:
-    """Start a store from a native checkpoint."""
-    config = config_of(bins=bins, scale=scale)
-    named = method_of(method)
-    if named is not None:
-        require_own_config(config, resolve_method(named))
-    opened = CheckpointStore(store, method=named, moments=moments, exact=tuple(exact or ()))
-    with working(f"importing {native}"):
-        own_step, state = read_for(framework, native)
-        info = opened.save(own_step if step is None else step, state, config=config)
-    if as_json:
-        emit(
-            {
-                "store": str(store),
-                "step": info.step,
-                "raw_bytes": info.raw_bytes,
-                "stored_bytes": info.stored_bytes,
-            }
-        )
-        return
-    saved = f"{size(info.stored_bytes)} instead of {size(info.raw_bytes)}"
-    write_line(f"{store}: step {info.step}, {saved} ({times(info.raw_bytes, info.stored_bytes)})")
-
-
-def read_for(framework: str | None, native: Path) -> tuple[int, Any]:
-    """The step and the state of a native checkpoint, by a framework's importer or as a plain file."""
-    if framework is not None:
-        return resolve_importer(framework)(native)
-    state = read_native(native)
-    return step_of(state), state
-
-
 def compact(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A store.")],
     max_chain: Annotated[int, typer.Option(help="Longest chain to leave; 0: each stands alone.")] = 8,
@@ -195,15 +141,19 @@ def compact(
         with working(f"compacting {path}, {counted(len(before), 'checkpoint')}"):
             left = store.compact()
         after = sizes_of(store)
+    damaged = StoreSource(path).skipped()  # so damaged that they tell no step, which `left` would name
     if as_json:
-        emit({"path": str(path), "before": before, "after": after, "left": left})
-        raise typer.Exit(1 if left else 0)
+        emit({"path": str(path), "before": before, "after": after, "left": left, "damaged": damaged})
+        raise typer.Exit(1 if left or damaged else 0)
     was, now = (
         f"{counted(len(sizes), 'checkpoint')}, {size(sum(sizes.values()))}" for sizes in (before, after)
     )
     write_line(f"{path}: {was} before; {now} now")
     if left:
         say(f"{path}: as they were, as they or files below them are damaged: {', '.join(map(str, left))}")
+    for line in damaged:
+        say(f"warning: {line}")
+    if left or damaged:
         raise typer.Exit(1)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dynaquant_core.cli.output import counted
+from dynaquant_core.cli.overwritten import overwritten, require_current
 from dynaquant_core.cli.stored import StoreSource, tensor_table
 from dynaquant_core.errors import (
     CheckpointNotFoundError,
@@ -32,8 +35,10 @@ def read_whole(folder: Path, *, trust: bool) -> Any:
     """The state in a folder with the framework's own objects.
 
     Raises:
+        NotAStoreError: the framework has saved natively over it.
         UnsupportedStateError: reading one of them could run code, and nobody said that this may be.
     """
+    require_current(folder, Marker.read(folder))
     try:
         return read_tree(folder, weights_only=not trust)
     except UnsupportedStateError as error:
@@ -75,13 +80,19 @@ class FolderSource(StoreSource):
         """The checkpoint's own."""
         return {self._marker.step: self._folder}
 
+    def skipped(self) -> list[str]:
+        """Damaged files, and what the framework has saved over the checkpoint."""
+        said = overwritten(self._folder, self._marker)
+        return super().skipped() + ([said] if said else [])
+
     def disk(self) -> DiskUse | None:
         """What the folder takes."""
         return disk_use([self._folder])
 
     def verify(self, *, deep: bool) -> list[str]:
         """The checkpoint and all that it builds on."""
-        return verify_checkpoint(self._folder, deep=deep)
+        said = overwritten(self._folder, self._marker)
+        return verify_checkpoint(self._folder, deep=deep) + ([said] if said else [])
 
 
 class OutputSource:
@@ -118,8 +129,9 @@ class OutputSource:
         return [self._found[step][0] for step in sorted(self._found)]
 
     def skipped(self) -> list[str]:
-        """Folders that cannot be read."""
-        return [f"{problem.name}: {problem.reason}" for problem in self._skipped]
+        """Folders that cannot be read, and those that the framework has saved over."""
+        unread = [f"{problem.name}: {problem.reason}" for problem in self._skipped]
+        return unread + self._overwritten()
 
     def info(self, step: int | None = None) -> CheckpointInfo:
         """The record of a step; None: of the highest step that can be read, and what was passed over."""
@@ -161,7 +173,18 @@ class OutputSource:
         for folder in self._all:
             found = verify_checkpoint(folder, deep=deep, sound=sound)
             problems += [f"{folder.relative_to(self._path)}: {problem}" for problem in found]
-        return problems
+        return problems + self._overwritten()
+
+    def checked(self) -> str:
+        """The steps, and the folders, of which several may hold one step."""
+        return f"{counted(len(self._found), 'checkpoint')} in {counted(len(self._all), 'folder')}"
+
+    def _overwritten(self) -> list[str]:
+        found = []
+        for folder in self._all:
+            with suppress(DynaQuantError):  # damaged, which is told as that, or removed since
+                found.append(overwritten(folder, Marker.read(folder)))
+        return [said for said in found if said]
 
     def _of(self, step: int | None) -> tuple[CheckpointInfo, Path]:
         if not self._found:

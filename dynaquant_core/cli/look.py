@@ -121,7 +121,8 @@ def folder_name(folder: Path | None, path: Path) -> str:
     """Where a checkpoint lies, as seen from ``path``; a dash for what another one builds on."""
     if folder is None:
         return "-"
-    return str(folder.relative_to(path)) if folder != path else folder.name
+    below = folder != path and folder.is_relative_to(path)  # not where a file stands for the folder beside it
+    return str(folder.relative_to(path)) if below else folder.name
 
 
 def log_row(info: CheckpointInfo) -> tuple[str, ...]:

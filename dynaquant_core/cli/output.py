@@ -13,7 +13,6 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, JustifyMethod
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -84,10 +83,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
     Where a terminal has no room for the columns, each row is a paragraph of names and values.
     """
+    rows = [[escaped(cell) for cell in row] for row in rows]
     with result() as out:
         width = None if out.isatty() else WIDTH_OF_A_PIPE
         console = Console(file=out, width=width, highlight=False)
-        console.print(Text(title, style="bold"), soft_wrap=True)  # on its own: a narrow table would fold it
+        heading = Text(escaped(title), style="bold")
+        console.print(heading, soft_wrap=True)  # on its own: a narrow table would fold it
         if least_width(columns, rows) > console.width:
             for row in rows:
                 told = (f"{name.lstrip('<')} {cell}" for name, cell in zip(columns, row, strict=True))
@@ -97,10 +98,22 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         for name in columns:
             left = name.startswith("<")
             justify: JustifyMethod = "left" if left else "right"
-            table.add_column(name.lstrip("<"), justify=justify, overflow="fold", no_wrap=not left)
+            table.add_column(Text(name.lstrip("<")), justify=justify, overflow="fold", no_wrap=not left)
         for row in rows:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*map(Text, row))  # letter by letter, where a string may hold markup
         console.print(table)
+
+
+def escaped(text: str) -> str:
+    """A text with an escape for each letter that moves the cursor or cannot be seen, so that a row stays one.
+
+    Example:
+        >>> len(escaped("tab" + chr(9))), escaped("user:id:")
+        (5, 'user:id:')
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
 
 
 def least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:

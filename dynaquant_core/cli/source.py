@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from dynaquant_core.cli.folders import FolderSource, OutputSource
+from dynaquant_core.cli.overwritten import is_pointer
 from dynaquant_core.cli.stored import FileSource, StoreSource
 from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.plugins import find_checkpoints, is_checkpoint
@@ -19,10 +20,6 @@ from dynaquant_core.store import CheckpointInfo
 from dynaquant_core.store.disk import guarded
 
 __all__ = ["PathArgument", "Source", "StepOption", "open_source"]
-
-#: What is in the file that stands for a Composer checkpoint, and how long it is at most.
-POINTS = b"dynaquant_composer"
-POINTER_BYTES = 4096
 
 PathArgument = Annotated[
     Path,
@@ -74,6 +71,10 @@ class Source(Protocol):
         """What is wrong, one sentence a problem."""
         ...
 
+    def checked(self) -> str:
+        """How much `verify` looks at, in words."""
+        ...
+
 
 def open_source(path: Path) -> Source:
     """Opens what is at ``path`` for reading.
@@ -107,5 +108,4 @@ def _folder_beside(path: Path) -> Path | None:
     """The folder that a Composer checkpoint's file, or a link to it, stands for; None: it is no such file."""
     file = path.resolve()
     folder = file.with_name(f"{file.name}.dynaquant")
-    small = is_checkpoint(folder) and file.is_file() and file.stat().st_size <= POINTER_BYTES
-    return folder if small and POINTS in file.read_bytes() else None
+    return folder if is_checkpoint(folder) and is_pointer(file) else None

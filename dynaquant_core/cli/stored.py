@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from dynaquant_core.cli.output import counted
 from dynaquant_core.errors import (
     CheckpointNotFoundError,
     DynaQuantError,
@@ -97,6 +98,10 @@ class StoreSource:
         """Every file of the store, checked."""
         return [str(problem) for problem in self._store.verify(deep)]
 
+    def checked(self) -> str:
+        """The checkpoints."""
+        return counted(len(self.infos()), "checkpoint")
+
 
 class FileSource:
     """One checkpoint file: self-contained, or a delta beside the files that it needs.
@@ -185,6 +190,10 @@ class FileSource:
         except DynaQuantError as error:
             return [str(error)]
         return []
+
+    def checked(self) -> str:
+        """The file."""
+        return counted(1, "checkpoint")
 
 
 def tensor_table(path: Path) -> list[dict[str, Any]]:

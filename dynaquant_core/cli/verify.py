@@ -31,6 +31,6 @@ def verify(
             [(problem,) for problem in problems],
         )
     else:
-        write_line(f"{path}: good, {counted(len(source.infos()), 'checkpoint')} checked")
+        write_line(f"{path}: good, {source.checked()} checked")
     if problems:
         raise typer.Exit(1)

@@ -47,6 +47,7 @@ ADVICE = {
     errno.ENFILE: "close files or raise the limit on open files",
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.ENOENT: "check that the folder exists",
+    errno.EEXIST: "remove the file that is in the way or choose another path",
     errno.ENOTDIR: "choose a path whose parents are folders",
     errno.ELOOP: "replace the symbolic link by the file itself",
 }

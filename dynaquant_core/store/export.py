@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePath
@@ -26,7 +26,7 @@ from dynaquant_core.state import flatten
 from dynaquant_core.store.commit import atomic_path, remove_abandoned
 from dynaquant_core.store.disk import require_target
 
-__all__ = ["to_pt", "to_safetensors", "write_natively"]
+__all__ = ["replace_natively", "to_pt", "to_safetensors", "write_natively", "write_tensors"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +44,26 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         UnsupportedStateError: an array has a dtype that torch does not have; names its path.
         UnsafePathError: the path names no file, or something else than a file stands there.
+        StorageError: the system refused; an existing file is as before.
+    """
+    replace_natively(_plain(state, ()), path)
+
+
+def replace_natively(state: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a state with ``torch.save`` as it is, for exporters of one file.
+
+    Args:
+        state: anything that can be pickled.
+        path: of the new file.
+
+    Raises:
         UnsafePathError: the path names no file, or something else than a file stands there.
         StorageError: the system refused; an existing file is as before.
     """
-    plain = _plain(state, ())
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            write_natively(plain, file)
+            write_natively(state, file)
 
     _replace(Path(path), write)
 
@@ -84,26 +96,38 @@ def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
         UnsupportedStateError: the format does not have a tensor's dtype.
         StorageError: the system refused; an existing file is as before.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     leaves = [leaf for leaf in flatten(state).leaves if leaf.source != "data"]
     tensors = {leaf.name: leaf.tensor.cpu().contiguous() for leaf in leaves}
     _separate(tensors)
 
-    def write(temporary: Path) -> None:
-        mode = temporary.stat().st_mode  # what the umask lets; safetensors writes for its owner only
-        try:
-            save_file(tensors, temporary, metadata={"format": "pt"})
-        except (SafetensorError, ValueError, KeyError) as error:
-            refused = re.search(r"os error (\d+)", str(error))
-            if refused:
-                raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
-            raise UnsupportedStateError(f"safetensors cannot hold this state: {error}.") from error
-        temporary.chmod(mode)
-
-    _replace(Path(path), write)
+    _replace(Path(path), lambda temporary: write_tensors(tensors, temporary))
     logger.info("%s holds the %d tensors; numbers and text beside them were left out", path, len(tensors))
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file in place, readable for whom the umask lets.
+
+    Args:
+        tensors: by name, contiguous, no two of them in one storage.
+        path: of the file.
+
+    Raises:
+        UnsupportedStateError: the format does not have a tensor's dtype.
+        OSError: a write failed, of which safetensors makes an error of its own.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.touch()
+    mode = path.stat().st_mode  # safetensors writes for its owner only
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except (SafetensorError, ValueError, KeyError) as error:
+        refused = re.search(r"os error (\d+)", str(error))
+        if refused:
+            raise OSError(int(refused[1]), os.strerror(int(refused[1]))) from error
+        raise UnsupportedStateError(f"safetensors cannot hold this state: {error}.") from error
+    path.chmod(mode)
 
 
 def _separate(tensors: dict[str, Tensor]) -> None:

@@ -25,8 +25,9 @@ __all__ = [
 #: Writes a state as loaded from a store to a path.
 Exporter = Callable[[Any, Path], None]
 
-#: Reads another program's checkpoint: (completed optimizer steps, state).
-Importer = Callable[[Path], tuple[int, Any]]
+#: Reads another program's checkpoint: (completed optimizer steps, state).  One that takes ``weights_only``
+#: runs no code unless that is False.
+Importer = Callable[..., tuple[int, Any]]
 
 ENTRY_POINTS, IMPORTERS = "dynaquant.exporters", "dynaquant.importers"
 

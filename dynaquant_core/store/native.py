@@ -1,4 +1,4 @@
-"""Reads what others wrote: torch.save files and safetensors.  Nothing in them is ever executed."""
+"""Reads what others wrote: torch.save files and safetensors.  Nothing in them is executed, unless trusted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
 from dynaquant_core.format import MAGIC
 
-__all__ = ["is_safetensors", "read_native", "step_of", "whole_number"]
+__all__ = ["is_safetensors", "read_native", "read_torch", "refused_class", "step_of", "whole_number"]
 
 #: How the writers of training states call the step; the first one found is taken.
 STEP_KEYS = ("step", "global_step", "iteration", "iter", "steps")
@@ -28,12 +29,16 @@ REFUSED = re.compile(r"Unsupported (?:global|class)[: ]+(?:GLOBAL )?(\S+)|but go
 PLAIN = "?bhilqBHILQefdFDSUMm"
 
 
-def read_native(path: Path) -> Any:
+def read_native(path: Path, *, weights_only: bool = True) -> Any:
     """Returns the state in a torch.save or safetensors file, on the CPU.
+
+    Args:
+        path: of the file.
+        weights_only: refuse objects whose reading could run code.
 
     Raises:
         StorageError: the file is missing or cannot be read.
-        UnsupportedStateError: a torch.save file that holds more than tensors and plain values, or a .dq file.
+        UnsupportedStateError: ``weights_only`` refused an object, whose class is named; or a .dq file.
         CorruptFileError: the file is neither of the two, or damaged.
     """
     try:
@@ -42,13 +47,66 @@ def read_native(path: Path) -> Any:
             message = f"{path}: expected a torch.save or safetensors file, found {found}; check the path."
             raise StorageError(message)
         _refuse_own(path)
-        return _read_safetensors(path) if is_safetensors(path) else _read_torch(path)
+        if is_safetensors(path):
+            return _read_safetensors(path)
+        return read_torch(path, "a torch.save or safetensors file", weights_only=weights_only)
     except StorageError:
         raise
     except OSError as error:
         raise StorageError(
             f"{path}: cannot be read ({error.strerror or error}); check its permissions."
         ) from error
+
+
+def read_torch(path: Path, what: str, *, weights_only: bool, harmless: Sequence[Any] = ()) -> Any:
+    """Returns what is in a torch.save file, on the CPU.
+
+    Args:
+        path: of the file.
+        what: is expected there, for the message.
+        weights_only: refuse objects whose reading could run code; NumPy's numbers are none.
+        harmless: further classes and functions of which that is known.
+
+    Raises:
+        OSError: the system refuses.
+        UnsupportedStateError: ``weights_only`` refused an object, whose class is named.
+        CorruptFileError: it is no such file, or damaged.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # remarks about the file's age are not ours to pass on
+            with torch.serialization.safe_globals([*_plain_numpy(), *harmless]):
+                return torch.load(path, map_location="cpu", weights_only=weights_only)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise CorruptFileError(  # torch sought before the beginning of a file that was cut short
+            f"{path}: expected a torch.save file, found a damaged one; copy the file again."
+        ) from error
+    except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
+        refused = refused_class(error)
+        if refused:
+            raise UnsupportedStateError(
+                f"{path}: holds a {refused}, and reading it could run code; "
+                "save only tensors, numbers, strings and containers of them, then try again."
+            ) from error
+        raise CorruptFileError(
+            f"{path}: expected {what}, found something else or a damaged file{_cause(error)}; "
+            "check the path, or copy the file again."
+        ) from error
+
+
+def refused_class(error: BaseException | None) -> str | None:
+    """The class of which torch says that it does not read it unless the file is trusted.
+
+    Example:
+        >>> refused_class(ValueError("Unsupported global: GLOBAL argparse.Namespace was not allowed"))
+        'argparse.Namespace'
+        >>> refused_class(None) is None
+        True
+    """
+    found = REFUSED.search(str(error))
+    return (found[1] or found[2]) if found else None
 
 
 def is_safetensors(path: Path) -> bool:
@@ -101,32 +159,6 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, json.JSONDecodeError, ValueError) as error:
         raise CorruptFileError(f"{path}: not a whole safetensors file ({_first_line(error)}).") from error
-
-
-def _read_torch(path: Path) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # remarks about the file's age are not ours to pass on
-            with torch.serialization.safe_globals(_plain_numpy()):
-                return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        raise CorruptFileError(  # torch sought before the beginning of a file that was cut short
-            f"{path}: expected a torch.save file, found a damaged one; copy the file again."
-        ) from error
-    except Exception as error:  # torch raises unpicklers', zip's and its own errors alike
-        refused = REFUSED.search(str(error))
-        if refused:
-            name = refused[1] or refused[2]
-            raise UnsupportedStateError(
-                f"{path}: holds a {name}, and reading it could run code; "
-                "save only tensors, numbers, strings and containers of them, then try again."
-            ) from error
-        raise CorruptFileError(
-            f"{path}: expected a torch.save or safetensors file, found neither or a damaged one"
-            f"{_cause(error)}; check the path, or copy the file again."
-        ) from error
 
 
 def _plain_numpy() -> list[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,14 @@ import torch
 from dynaquant_accelerate.folders import SIGN, is_sign
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.shadows import STUB
-from dynaquant_core.errors import NotAStoreError, StateMismatchError, StorageError, UnsafePathError
+from dynaquant_core.errors import NotAStoreError, StateMismatchError
 from dynaquant_core.plugins import MARKER, read_tree
+from dynaquant_core.plugins.native_files import write_natively
+from dynaquant_core.plugins.new_folder import copy_files, new_folder
 
 __all__ = ["export"]
+
+logger = logging.getLogger(__name__)
 
 
 def export(
@@ -32,9 +35,9 @@ def export(
 
     Args:
         tree: as `plugins.read_tree` gives it; None: it is read from ``source``.
-        path: the new folder; nothing may be there.
+        path: the new folder; nothing may be there, or an empty folder.
         source: the checkpoint's folder, whose scheduler, random streams and so on are copied; None: only
-            weights and optimizers are written.
+            weights and optimizers are written, which the log says, as ``load_state`` asks for more.
         prefix: put before every name of the models' tensors: "module." for a run under data parallelism,
             "_orig_mod." for a compiled model.
 
@@ -51,26 +54,22 @@ def export(
         tree = read_tree(folder)
     if not isinstance(tree, Mapping) or not {"model", "optimizer"} <= set(tree):
         raise StateMismatchError("this is not what DynaQuant saves for Accelerate; export it with --to pt.")
-    if target.exists():
-        raise UnsafePathError(f"{str(target)!r} exists already: give a folder that is to be made.")
-    fresh = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        if folder is None:
-            fresh.mkdir(parents=True)
-        else:
-            shutil.copytree(folder, fresh, ignore=_ours)
+    with new_folder("export to", target) as fresh:
+        if folder is not None:
+            copy_files(folder, fresh, _is_ours)
         _write(tree, fresh, prefix)
-        fresh.rename(target)
-    except (OSError, RuntimeError) as error:  # torch makes RuntimeErrors of what the system refuses
-        raise StorageError(f"{str(target)!r} cannot be written: {error}.") from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    if folder is None:
+        logger.warning(
+            "%s holds weights and optimizers only, and load_state asks for schedulers and random streams, "
+            "too; copy the checkpoint's other files there",
+            target,
+        )
 
 
-def _ours(folder: str, names: list[str]) -> set[str]:
+def _is_ours(path: Path) -> bool:
     begins, ends = (".dynaquant", "rest.pt", "rest-1.pt"), (".dq",)
-    known = {MARKER} | ({SIGN} if is_sign(Path(folder, SIGN)) else set())
-    return {name for name in names if name in known or name.startswith(begins) or name.endswith(ends)}
+    known = path.name == MARKER or (path.name == SIGN and is_sign(path))
+    return known or path.name.startswith(begins) or path.name.endswith(ends)
 
 
 def _write(tree: Mapping[str, Any], folder: Path, prefix: str) -> None:
@@ -79,12 +78,17 @@ def _write(tree: Mapping[str, Any], folder: Path, prefix: str) -> None:
         named = {prefix + name: value for name, value in weights.items()}
         file = folder / _numbered(SIGN, place)
         if named or not file.exists():  # a hook of the user may have written weights under this name
-            torch.save(named, file)
+            _save(named, file)
     stubs = [path for path in sorted(folder.glob("custom_checkpoint_*.pkl"), key=_number) if _is_stub(path)]
     for place, path in enumerate(stubs):  # there are none without a source
-        torch.save(averages.get(place, {}), path)
+        _save(averages.get(place, {}), path)
     for place, state in enumerate(tree["optimizer"]):
-        torch.save(state, folder / _numbered("optimizer.bin", place))
+        _save(state, folder / _numbered("optimizer.bin", place))
+
+
+def _save(state: Any, path: Path) -> None:
+    with path.open("wb") as file:
+        write_natively(state, file)
 
 
 def _modules(

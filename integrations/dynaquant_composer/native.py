@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch.torch_version import TorchVersion
 
-from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+from dynaquant_composer.pointer import folder_of, is_pointer
+from dynaquant_core.errors import StateMismatchError, StorageError, UnsafePathError
+from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins.native_files import read_torch, replace_natively
 
 __all__ = ["export", "importer"]
 
@@ -26,24 +26,24 @@ def export(tree: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         tree: as `plugins.read_tree` or a store returns it.
-        path: of the new file; what was there is replaced whole.
+        path: of the new file; a file that was there is replaced whole.
 
     Raises:
         StateMismatchError: it is not what a Composer Trainer saved.
-        StorageError: the system refused.
+        UnsafePathError: something else than a file is at ``path``, or a checkpoint of ours.
+        StorageError: the system refused; a file that was there is as before.
     """
     if not _is_composers(tree):
         raise StateMismatchError(
             "this is not what a Composer Trainer saves (no 'state' with a 'model'); export it with --to pt."
         )
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex}")
-    try:
-        torch.save(_with_their_saver(tree), temporary)
-        temporary.replace(target)
-    except (OSError, RuntimeError) as error:  # torch makes RuntimeErrors of what the system refuses
-        temporary.unlink(missing_ok=True)
-        raise StorageError(f"{os.fspath(path)!r} cannot be written: {error}.") from error
+    target = Path(path).resolve()
+    if is_pointer(target) and is_checkpoint(folder_of(target)):
+        raise UnsafePathError(
+            f"{os.fspath(path)!r} stands for the DynaQuant checkpoint in the folder beside it and is not "
+            "written over; give another path."
+        )
+    replace_natively(_with_their_saver(tree), target)
 
 
 def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tuple[int, dict[str, Any]]:
@@ -58,18 +58,17 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
 
     Raises:
         StorageError: the file cannot be opened.
-        CorruptFileError: it is no file of torch, or holds objects that ``weights_only`` refuses.
+        UnsupportedStateError: ``weights_only`` refused an object, whose class is named.
+        CorruptFileError: it is no file of torch, or damaged.
         StateMismatchError: it is no checkpoint of a Composer Trainer.
     """
     text = os.fspath(path)
     try:
-        with torch.serialization.safe_globals(_harmless()):
-            tree = torch.load(text, map_location="cpu", weights_only=weights_only)
+        tree = read_torch(
+            Path(text), "a checkpoint of Composer", weights_only=weights_only, harmless=_harmless()
+        )
     except OSError as error:
         raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:
-        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
-        raise CorruptFileError(f"{text!r} cannot be read as a Composer checkpoint: {reason}.") from error
     if not _is_composers(tree):
         raise StateMismatchError(f"{text!r} is no checkpoint of a Composer Trainer: it has no 'state'.")
     metadata = tree["state"].get("metadata", {})
@@ -80,10 +79,8 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
 
 
 def _harmless() -> list[Any]:
-    """What Composer puts into every checkpoint: times, random streams of NumPy, torch's version."""
-    reconstruct = np.zeros(1).__reduce__()[0]
-    kinds = [type(np.dtype(kind)) for kind in (np.uint32, np.uint64, np.int64, np.float32, np.float64)]
-    return [timedelta, TorchVersion, np.ndarray, np.dtype, reconstruct, *kinds]
+    """What Composer puts into every checkpoint beside NumPy's random streams: times, torch's version."""
+    return [timedelta, TorchVersion]
 
 
 def _is_composers(tree: Any) -> bool:

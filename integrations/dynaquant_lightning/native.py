@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from dynaquant_core.errors import CorruptFileError, StateMismatchError, StorageError
+from dynaquant_core.errors import StateMismatchError, StorageError
+from dynaquant_core.plugins.native_files import read_torch, replace_natively
+from dynaquant_core.plugins.small_files import guarded
+from dynaquant_lightning.paths import local
 from dynaquant_lightning.tree import from_tree, is_half
 
 __all__ = ["export", "importer"]
@@ -20,11 +23,12 @@ def export(tree: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         tree: as `read_tree` or a store returns it.
-        path: of the new file; what was there is replaced whole.
+        path: of the new file; a file that was there is replaced whole, missing folders above it are made.
 
     Raises:
         StateMismatchError: it is not what a Lightning Trainer saved.
-        StorageError: the system refused.
+        UnsafePathError: something else than a file is at ``path``, or a checkpoint of a store.
+        StorageError: the system refused; a file that was there is as before.
     """
     if is_half(tree):
         raise StateMismatchError(
@@ -36,10 +40,22 @@ def export(tree: Any, path: str | os.PathLike[str]) -> None:
         raise StateMismatchError(
             "this is not what a Lightning Trainer saves (it has no 'state_dict'); export it with --to pt."
         )
+    place = local(path)
+    if "://" in place:
+        _upload(dict(checkpoint), place)
+        return
+    target = Path(place)
+    with guarded("export to", target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    replace_natively(dict(checkpoint), target)
+
+
+def _upload(checkpoint: dict[str, Any], url: str) -> None:
+    """Writes to where Lightning's own file systems lead, and not this disk."""
     try:
-        TorchCheckpointIO().save_checkpoint(dict(checkpoint), os.fspath(path))
+        TorchCheckpointIO().save_checkpoint(checkpoint, url)
     except OSError as error:
-        raise StorageError(f"{os.fspath(path)!r} cannot be written: {error.strerror or error}.") from error
+        raise StorageError(f"{url!r} cannot be written: {error.strerror or error}.") from error
 
 
 def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tuple[int, dict[str, Any]]:
@@ -54,17 +70,15 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
 
     Raises:
         StorageError: the file cannot be opened.
-        CorruptFileError: it is no file of torch, or holds objects that ``weights_only`` refuses.
+        UnsupportedStateError: ``weights_only`` refused an object, whose class is named.
+        CorruptFileError: it is no file of torch, or damaged.
         StateMismatchError: it is no checkpoint of a Lightning Trainer.
     """
     text = os.fspath(path)
     try:
-        checkpoint = torch.load(text, map_location="cpu", weights_only=weights_only)
+        checkpoint = read_torch(Path(text), "a checkpoint of Lightning", weights_only=weights_only)
     except OSError as error:
         raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:
-        reason = str(error).split("\n", maxsplit=1)[0].rstrip(".")
-        raise CorruptFileError(f"{text!r} cannot be read as a Lightning checkpoint: {reason}.") from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= set(checkpoint):
         raise StateMismatchError(f"{text!r} is no checkpoint of a Lightning Trainer: it has no 'state_dict'.")
     return int(checkpoint["global_step"]), checkpoint

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from transformers.trainer import OPTIMIZER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from dynaquant_core.errors import StateMismatchError
-from dynaquant_transformers.native import DEFAULT, STATE_FILES, told
+from dynaquant_core.errors import NotAStoreError, StateMismatchError
+from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins.marker import Marker
+from dynaquant_core.plugins.native_files import write_natively, write_tensors
+from dynaquant_core.plugins.new_folder import copy_files, new_folder
+from dynaquant_transformers.native import DEFAULT, STATE_FILES, is_ours
 from dynaquant_transformers.session import OPTIMIZER
+from dynaquant_transformers.support import FRAMEWORK
 from dynaquant_transformers.weights import ADAPTERS, MODEL
 
 __all__ = ["export"]
@@ -29,31 +31,85 @@ def export(tree: Any, path: str | Path, source: str | Path | None = None) -> Non
 
     Args:
         tree: as `dynaquant_core.plugins.read_tree` gives it.
-        path: the new folder; ``train(resume_from_checkpoint=path)`` and ``from_pretrained(path)`` take it.
+        path: the new folder; nothing may be there, or an empty folder.
+            ``train(resume_from_checkpoint=path)`` and ``from_pretrained(path)`` take it.
         source: the checkpoint's folder, whose configuration, tokenizer, scheduler and state are copied; None:
             only weights and optimizer are written.
 
+    Without ``source`` an optimizer whose parameters have names, as a `Checkpointer` stores it, is left out,
+    which the log says: the Trainer's goes by numbers.
+
     Raises:
+        NotAStoreError: the Trainer has saved natively into ``source`` since.
         StateMismatchError: the tree is not a checkpoint of the Trainer.
-        StorageError: the system refused.
+        UnsafePathError: something is at ``path``.
+        StorageError: the system refused; nothing is at ``path``.
     """
-    target = Path(path)
+    target, folder = Path(path), None if source is None else Path(source)
+    if folder is not None:
+        _require_trainers(folder)
+    _require_weights(tree)
+    optimizer = tree.get(OPTIMIZER) if folder is not None else _numbered(tree.get(OPTIMIZER), target)
+    with new_folder("export to", target) as fresh:
+        if MODEL in tree:
+            _save_weights(tree[MODEL], fresh / SAFE_WEIGHTS_NAME)
+        for name, weights in tree.get(ADAPTERS, {}).items():
+            inside = fresh if name == DEFAULT else fresh / name
+            _save_weights(weights, inside / ADAPTER_SAFE_WEIGHTS_NAME)
+        if optimizer is not None:
+            with (fresh / OPTIMIZER_NAME).open("wb") as file:
+                write_natively(optimizer, file)
+        if folder is not None:
+            copy_files(folder, fresh, lambda beside: bool(STATE_FILES.fullmatch(beside.name)))
+    if folder is None:
+        held = "weights" if optimizer is None else "weights and optimizer"
+        logger.warning("%s holds %s only; copy the checkpoint's other files there", target, held)
+
+
+def _require_trainers(source: Path) -> None:
+    """Refuses another framework's folder, and one whose files are not those of the tree any more."""
+    if not is_checkpoint(source):
+        return
+    framework = Marker.read(source).framework
+    if framework != FRAMEWORK:
+        raise StateMismatchError(
+            f"{str(source)!r} is a checkpoint of {framework}, not of the Trainer; export it for {framework}, "
+            "or with --to pt or --to safetensors."
+        )
+    if not is_ours(source):
+        raise NotAStoreError(
+            f"the Trainer has saved natively into {str(source)!r} since the DynaQuant checkpoint there: use "
+            "the folder as it is, or export the newest .dq file in it."
+        )
+
+
+def _require_weights(tree: Any) -> None:
     if not isinstance(tree, Mapping) or not {MODEL, ADAPTERS} & set(tree):
         raise StateMismatchError(
             f"not a checkpoint of the Trainer: it has neither {MODEL!r} nor {ADAPTERS!r}."
         )
-    if MODEL in tree:
-        _save_weights(tree[MODEL], target / SAFE_WEIGHTS_NAME)
-    for name, weights in tree.get(ADAPTERS, {}).items():
-        folder = target if name == DEFAULT else target / name
-        _save_weights(weights, folder / ADAPTER_SAFE_WEIGHTS_NAME)
-    if OPTIMIZER in tree:
-        with _writing(target / OPTIMIZER_NAME) as file:
-            torch.save(tree[OPTIMIZER], file)
-    if source is None:
-        logger.warning("%s holds weights and optimizer only; copy the checkpoint's other files there", target)
-    else:
-        _copy_others(Path(source), target)
+    for weights in (tree.get(MODEL, {}), *tree.get(ADAPTERS, {}).values()):
+        if not isinstance(weights, Mapping) or not all(map(torch.is_tensor, weights.values())):
+            raise StateMismatchError(
+                f"not a checkpoint of the Trainer: expected tensors by name under {MODEL!r}, found other "
+                "values or several models; export it with --to pt or --to safetensors."
+            )
+
+
+def _numbered(optimizer: Any, target: Path) -> Any:
+    """The optimizer's state, if it is one that the Trainer could load; None where it goes by names."""
+    if optimizer is None:
+        return None
+    if not isinstance(optimizer, Mapping):
+        raise StateMismatchError(
+            f"not a checkpoint of the Trainer: expected the state of one optimizer under {OPTIMIZER!r}, "
+            f"found {type(optimizer).__name__}; export it with --to pt or --to safetensors."
+        )
+    groups = optimizer.get("param_groups", ())
+    if groups and all(type(number) is int for group in groups for number in group["params"]):
+        return optimizer
+    logger.warning("%s gets no optimizer: the Trainer's goes by numbers, and this one does not", target)
+    return None
 
 
 def _save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -61,24 +117,5 @@ def _save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
     first: dict[int, str] = {}
     for name, tensor in weights.items():
         first.setdefault(tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor), name)
-    whole = {name: weights[name].contiguous() for name in first.values()}
-    with _writing(path) as file:
-        save_file(whole, file, metadata={"format": "pt"})
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the name ``path`` when it is whole."""
-    with told("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp")
-        yield temporary
-        temporary.replace(path)
-
-
-def _copy_others(source: Path, target: Path) -> None:
-    """Copies what is neither weights nor optimizer nor ours; the Trainer's state last, as it does."""
-    files = [file for file in source.rglob("*") if file.is_file() and not STATE_FILES.fullmatch(file.name)]
-    for file in sorted(files, key=lambda file: (file.name == TRAINER_STATE_NAME, file)):
-        with _writing(target / file.relative_to(source)) as copy:
-            shutil.copyfile(file, copy)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors({name: weights[name].contiguous() for name in first.values()}, path)

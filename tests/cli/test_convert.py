@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pickle
 import zipfile
 from pathlib import Path
@@ -78,6 +79,28 @@ def test_import_refuses_numpy_arrays_of_objects(shell: Shell, tmp_path: Path) ->
 
 class Unwelcome:
     """Something that only a pickle could bring back."""
+
+
+def test_import_leaves_out_what_no_store_can_hold_and_names_it(shell: Shell, tmp_path: Path) -> None:
+    path, told = tmp_path / "native.pt", {"lr": 0.1, "tags": {"a"}, "args": argparse.Namespace(width=3)}
+    torch.save({"model": training_state()["model"], "hparams": told, "pair": [{1}, 2]}, path)
+    refused = shell("import", path, tmp_path / "store")
+    assert "argparse.Namespace" in refused.error()
+    assert "--trust" in refused.error()
+    assert not (tmp_path / "store").exists()
+    outcome = shell("import", path, tmp_path / "store", "--trust")
+    assert outcome.status == 0
+    for named in (
+        "hparams.tags (builtins.set)",
+        "hparams.args (argparse.Namespace)",
+        "pair.0 (builtins.set)",
+    ):
+        assert named in outcome.err
+    state = CheckpointStore(tmp_path / "store").load()
+    assert (state["hparams"], state["pair"]) == ({"lr": 0.1}, [None, 2])
+    torch.save(Unwelcome(), path)
+    whole = shell("import", path, tmp_path / "other", "--trust")
+    assert "Unwelcome" in whole.error()
 
 
 @pytest.mark.parametrize("content", ["object", "plain pickle", "noise", "text", "empty", "half"])
@@ -230,6 +253,18 @@ def test_compress_with_a_scale_of_the_lattice(shell: Shell, native: Path, tmp_pa
     assert fine.stat().st_size > coarse.stat().st_size
     assert "lattice" in shell("compress", native, "-o", fine, "--scale", 1, "--bins", 8).error()
     assert "scale" in shell("compress", native, "-o", fine, "--scale", "wide").error()
+
+
+def test_compact_lists_files_that_tell_no_step_and_ends_in_1(shell: Shell, store: Path) -> None:
+    """Of a store with no whole file it said that all was well."""
+    files = checkpoint_files(store)
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])
+    told = shell("compact", store)
+    assert told.status == 1
+    assert [file.name for file in files if file.name not in told.err] == []
+    assert len(shell("compact", store, "--json").json()["damaged"]) == len(files)
+    assert checkpoint_files(store) == files
 
 
 def test_compact_applies_the_retention_it_is_given(shell: Shell, store: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_named_folder_never_falls_back(shell: Shell, output: Path) -> None:
 
 
 def test_verify_reads_every_folder(shell: Shell, output: Path) -> None:
-    assert "3 checkpoints checked" in shell("verify", output, "--deep").out
+    assert "3 checkpoints in 4 folders checked" in shell("verify", output, "--deep").out
     flip(min((output / "checkpoint-20").glob("*.dq")))
     (output / "last" / "rest.pt").write_bytes(b"x")
     outcome = shell("verify", output, "--json")

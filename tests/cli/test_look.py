@@ -107,6 +107,17 @@ def test_show_tensors_accounts_for_every_byte_of_tensors(shell: Shell, looked_at
     assert "model.0.weight" in shell("show", looked_at, "--tensors").out
 
 
+def test_names_are_printed_letter_by_letter(shell: Shell, tmp_path: Path) -> None:
+    """One was shown as an emoji, one with a letter more, and one in two rows."""
+    names = ("user:id:emb", "back\\", "[red]a", "new\nline", "esc\x1b[31mred")
+    shown = ("user:id:emb", "back\\ ", "[red]a", "new\\nline", "esc\\x1b[31mred")
+    state = {name: torch.arange(12.0) for name in names}
+    CheckpointStore(tmp_path / "store").save(1, state)
+    for words in (("show", "--tensors"), ("diff", 1, 1)):
+        rows = shell(words[0], tmp_path / "store", *words[1:]).out.splitlines()
+        assert [name for name in shown if not any(row[1:].strip("│ ").startswith(name) for row in rows)] == []
+
+
 def test_log_of_a_store_without_a_whole_file_is_an_error(shell: Shell, store: Path) -> None:
     for path in checkpoint_files(store):
         path.write_bytes(path.read_bytes()[:-1])

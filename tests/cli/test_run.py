@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from dynaquant_core.errors import StorageError
 from dynaquant_core.experiments.bench.saving import disk
 from dynaquant_core.store import CheckpointStore
 from tests.cli.words import Shell
+from tests.full_disk import files_of_at_most
 
 TINY = """
 name: tiny
@@ -84,10 +84,8 @@ def test_bench_measures_small_sizes_too(shell: Shell) -> None:
 def full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder for temporary files, in which no file may grow beyond a megabyte: writes fail alike."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
-    yield tmp_path
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_of_at_most(1 << 20):
+        yield tmp_path
 
 
 def test_bench_on_a_full_disk_names_the_temporary_folder(shell: Shell, full_disk: Path) -> None:

@@ -59,6 +59,15 @@ def test_commands_exist_with_these_options(place: str, line: str) -> None:
     assert used <= known, f"{place}: {words[0]} has no {sorted(used - known)}"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md"])
+def test_runs_of_other_configs_have_folders_of_their_own(page: str) -> None:
+    """One after the other, behind `make demo`, as a reader types them: a folder is of one config."""
+    typed = [shlex.split(line) for place, line in COMMANDS if place.startswith(page)]
+    changed = [words for name, *words in typed if name == "run" and any("=" in word for word in words)]
+    outputs = [word for words in changed for word in words if word.startswith("output=")]
+    assert len(set(outputs)) == len(changed) > 0
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = LINK.findall(page.read_text(encoding="utf-8"))

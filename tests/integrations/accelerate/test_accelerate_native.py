@@ -6,8 +6,10 @@ from accelerate import Accelerator
 from torch import nn
 
 from dynaquant_accelerate import export, install
-from dynaquant_core.errors import NotAStoreError, StateMismatchError, UnsafePathError
+from dynaquant_core.cli import main
+from dynaquant_core.errors import NotAStoreError, StateMismatchError, StorageError, UnsafePathError
 from dynaquant_core.plugins import read_tree
+from tests.full_disk import files_of_at_most
 from tests.integrations.accelerate.conftest import forget
 from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, everything, names, resume, train
 
@@ -52,14 +54,33 @@ def test_what_cannot_be_exported(tmp_path):
     bench.ours.wait()
     source = tmp_path / "checkpoints" / "checkpoint_0"
     (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "notes.txt").touch()
     with pytest.raises(UnsafePathError, match="exists already"):
         export(None, tmp_path / "there", source)
     with pytest.raises(NotAStoreError, match="no DynaQuant checkpoint of Accelerate"):
         export(None, tmp_path / "new", tmp_path)
     with pytest.raises(StateMismatchError, match="--to pt"):
         export({"weights": 1}, tmp_path / "new")
+    before = names(tmp_path)
+    with files_of_at_most(1000), pytest.raises(StorageError, match=r"File too large; .*"):
+        export(None, tmp_path / "new", source)
+    with pytest.raises(StorageError, match="remove the file that is in the way"):
+        export(None, source / "pytorch_model.bin" / "new", source)
+    assert names(tmp_path) == before
+
+
+def test_what_is_exported_without_its_folder_says_what_is_missing(tmp_path, caplog):
+    """`load_state` fails on such a folder, over a file that it does not find."""
+    bench = train(build(tmp_path, options=EXACT), EPOCH, save_every=EPOCH)
+    bench.ours.wait()
+    source = tmp_path / "checkpoints" / "checkpoint_0"
     export(read_tree(source), tmp_path / "new")
     assert names(tmp_path / "new") == ["optimizer.bin", "pytorch_model.bin"]
+    assert "copy the checkpoint's other files there" in caplog.text
+    caplog.clear()
+    export(None, source / "native", source)
+    assert "random_states_0.pkl" in names(source / "native")
+    assert caplog.text == ""
 
 
 def test_a_native_folder_that_is_saved_over_leaves_no_stale_weights(tmp_path):
@@ -72,6 +93,23 @@ def test_a_native_folder_that_is_saved_over_leaves_no_stale_weights(tmp_path):
     bench.accelerator.save_state(str(tmp_path / "same"))
     ours.wait()
     assert "model.safetensors" not in names(tmp_path / "same")
+
+
+def test_the_commands_tell_a_folder_that_was_saved_over_natively(tmp_path, capsys):
+    bench = train(build(tmp_path, options=EXACT), EPOCH, save_every=EPOCH)
+    bench.ours.wait()
+    source, out = str(tmp_path / "checkpoints" / "checkpoint_0"), str(tmp_path / "out.pt")
+    assert main(["verify", source]) == main(["log", source]) == 0
+    assert "natively" not in "".join(capsys.readouterr())
+    forget()
+    plain = build(tmp_path / "plain", ours=False)
+    plain.accelerator.project_configuration.automatic_checkpoint_naming = False
+    plain.accelerator.save_state(source)
+    assert main(["log", source]) == 0
+    assert "saved natively over" in capsys.readouterr().err
+    assert main(["verify", source]) == main(["export", source, "-o", out]) == 1
+    assert "saved natively over" in capsys.readouterr().err
+    assert "out.pt" not in names(tmp_path)
 
 
 def prepared(order, *averaged):

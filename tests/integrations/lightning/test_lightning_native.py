@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,12 @@ from dynaquant_core.errors import (
     NotAStoreError,
     StateMismatchError,
     StorageError,
+    UnsafePathError,
+    UnsupportedStateError,
 )
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, is_checkpoint, read_tree
 from dynaquant_lightning import DynaQuantCallback, DynaQuantCheckpointIO, export, importer, versions
+from tests.full_disk import files_of_at_most
 from tests.integrations.lightning.kit import EXACT, Digits, bits, everything, fit, loaders, saves, trainer
 
 ROOT = Path(__file__).parents[3]
@@ -58,6 +62,36 @@ def test_an_exported_checkpoint_is_gone_on_from_without_us(tmp_path, ours, whole
     assert done.stdout == "40\n"
 
 
+def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path, ours):
+    tree, older = read_tree(ours), tmp_path / "new" / "best.ckpt"
+    export({"state_dict": {"weight": torch.ones(2)}}, older)
+    before = older.read_bytes()
+    with files_of_at_most(10_000), pytest.raises(StorageError, match=r"File too large; .*"):
+        export(tree, older)
+    assert older.read_bytes() == before
+    assert list(older.parent.iterdir()) == [older]
+    export(tree, older)
+    assert torch.load(older, weights_only=True)["global_step"] == 40
+
+
+def test_an_export_goes_nowhere_but_into_a_file(tmp_path, ours):
+    from dynaquant_core import CheckpointStore
+
+    tree = read_tree(ours)
+    CheckpointStore(tmp_path / "store").save(1, {"weight": torch.ones(2)})
+    (stored,) = (tmp_path / "store").glob("*.dq")
+    before = stored.read_bytes()
+    (tmp_path / "folder.ckpt").mkdir()
+    with pytest.raises(UnsafePathError, match="is a folder"):
+        export(tree, tmp_path / "folder.ckpt")
+    with pytest.raises(UnsafePathError, match="checkpoint of a store"):
+        export(tree, stored)
+    assert list((tmp_path / "folder.ckpt").iterdir()) == []
+    assert stored.read_bytes() == before
+    export(tree, f"file://{tmp_path}/native.ckpt")
+    assert torch.load(tmp_path / "native.ckpt", weights_only=True)["global_step"] == 40
+
+
 def test_an_imported_checkpoint_is_a_folder_of_ours(tmp_path, whole):
     fit(tmp_path, saves(tmp_path, save_top_k=1), epochs=2)
     step, tree = importer(tmp_path / "last.ckpt")
@@ -85,7 +119,7 @@ def test_the_commands_take_a_run_in_and_let_it_out_again(tmp_path, whole):
     ("content", "error", "said"),
     [
         (None, StorageError, "No such file"),
-        (b"no zip file", CorruptFileError, "cannot be read as a Lightning checkpoint"),
+        (b"no zip file", CorruptFileError, "expected a checkpoint of Lightning, found something else"),
         ({"weight": torch.ones(2)}, StateMismatchError, "no checkpoint of a Lightning Trainer"),
     ],
 )
@@ -98,6 +132,28 @@ def test_what_cannot_be_imported_says_so_in_one_line(tmp_path, content, error, s
     with pytest.raises(error, match=said) as caught:
         importer(path)
     assert "\n" not in str(caught.value)
+
+
+def test_hyper_parameters_of_any_class_are_imported_if_trusted(tmp_path, ours, capsys):
+    """`save_hyperparameters()` keeps a parser's Namespace as it is."""
+    from dynaquant_core.cli import main
+
+    native, store, out = (str(tmp_path / name) for name in ("native.ckpt", "store", "out.ckpt"))
+    tree = read_tree(ours)
+    tree["hyper_parameters"] = {"width": 48, "args": Namespace(data="digits"), "tags": {"a"}}
+    export(tree, native)
+    with pytest.raises(UnsupportedStateError, match=r"holds a argparse\.Namespace, .*could run code"):
+        importer(native)
+    assert main(["import", native, store, "--from", "lightning"]) == 1
+    said = capsys.readouterr().err
+    assert "Namespace" in said
+    assert "--trust" in said
+    assert main(["import", native, store, "--from", "lightning", "--trust"]) == 0
+    said = capsys.readouterr().err
+    assert "hyper_parameters.args (argparse.Namespace)" in said
+    assert "hyper_parameters.tags (builtins.set)" in said
+    assert main(["export", store, "--to", "lightning", "-o", out]) == 0
+    assert Digits.load_from_checkpoint(out).hparams == {"width": 48, "lr": 1e-2, "dropout": 0.0}
 
 
 def test_what_is_no_training_state_is_not_exported(tmp_path):

@@ -1,16 +1,26 @@
 """Joining in mid-run and leaving: from and to the Trainer's own files."""
 
 import logging
+import shutil
 import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel
 
-from dynaquant_core import CheckpointStore
-from dynaquant_core.errors import CorruptFileError, NotAStoreError, StateMismatchError, StorageError
-from dynaquant_core.plugins import MARKER, read_tree
+from dynaquant_core import Checkpointer, CheckpointStore
+from dynaquant_core.cli import main
+from dynaquant_core.errors import (
+    CorruptFileError,
+    NotAStoreError,
+    StateMismatchError,
+    StorageError,
+    UnsafePathError,
+)
+from dynaquant_core.plugins import MARKER, PluginOptions, PluginRun, read_tree
 from dynaquant_transformers import DynaQuantCallback, export, importer
+from tests.full_disk import files_of_at_most
 from tests.integrations.transformers.kit import EXACT, bits, everything, gpt, names, trainer
 
 
@@ -44,6 +54,101 @@ def test_without_its_folder_weights_and_optimizer_are_exported(run, tmp_path, ca
         export(tree, tmp_path / "out")
     assert names(tmp_path / "out") == {"model.safetensors", "optimizer.pt"}
     assert "copy the checkpoint's other files" in caplog.text
+
+
+def test_an_export_leaves_the_whole_folder_or_none(run, tmp_path):
+    """An older export would mix with this one, and a part of this one would pass for a checkpoint."""
+    source = run[1] / "ours" / "checkpoint-4"
+    tree = read_tree(source)
+    weights = sum(tensor.nbytes for tensor in tree["model"].values())
+    for most in (weights // 2, weights + 20_000):  # while weights are written, and the optimizer after them
+        with files_of_at_most(most), pytest.raises(StorageError, match="File too large"):
+            export(tree, tmp_path / "out", source)
+        assert names(tmp_path) == set()
+    (tmp_path / "out").mkdir()
+    export(tree, tmp_path / "out", source)
+    before = everything_in(tmp_path / "out")
+    with pytest.raises(UnsafePathError, match="a folder with files in it"):
+        export({"model": {"weight": torch.ones(2)}}, tmp_path / "out")
+    with pytest.raises(UnsafePathError, match="found a file"):
+        export(tree, tmp_path / "out" / "config.json", source)
+    assert everything_in(tmp_path / "out") == before
+    assert names(tmp_path) == {"out"}
+
+
+def everything_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_checkpoint_is_exported_into_its_own_folder(run, tmp_path):
+    source = shutil.copytree(run[1] / "ours" / "checkpoint-4", tmp_path / "checkpoint-4")
+    export(read_tree(source), source / "native", source)
+    assert names(source / "native") == names(run[1] / "native" / "checkpoint-4")
+
+
+def test_a_folder_that_was_saved_over_natively_is_not_exported(run, tmp_path):
+    """Stored weights would meet the scheduler and state of another training."""
+    source = shutil.copytree(run[1] / "ours" / "checkpoint-4", tmp_path / "checkpoint-4")
+    tree = read_tree(source)
+    shutil.copytree(run[1] / "native" / "checkpoint-4", source, dirs_exist_ok=True)
+    with pytest.raises(NotAStoreError, match="saved natively into"):
+        export(tree, tmp_path / "out", source)
+    assert names(tmp_path) == {"checkpoint-4"}
+
+
+@pytest.mark.parametrize("given", [{}, {"save_only_model": True}])
+def test_the_commands_tell_a_folder_that_was_saved_over_natively(run, tmp_path, capsys, given):
+    source = shutil.copytree(run[1] / "ours" / "checkpoint-4", tmp_path / "ours" / "checkpoint-4")
+    for words in (["log", "ours"], ["verify", "ours"], ["export", "ours", "--to", "hf", "-o", "good"]):
+        assert main(at(tmp_path, words)) == 0
+    assert "natively" not in "".join(capsys.readouterr())
+    trainer(tmp_path / "ours", max_steps=4, save_steps=4, **given).train()
+    for path in ("ours", "ours/checkpoint-4"):
+        capsys.readouterr()
+        assert main(at(tmp_path, ["log", path])) == 0
+        assert "saved natively over" in capsys.readouterr().err
+        assert main(at(tmp_path, ["verify", path])) == 1
+        for name in ("out", "out.pt"):
+            assert (
+                main(at(tmp_path, ["export", path, "--to", "pt" if "." in name else "hf", "-o", name])) == 1
+            )
+            assert "saved natively over" in capsys.readouterr().err
+    assert names(tmp_path) == {"ours", "good"}
+    (newest,) = source.glob("*-seq-000002.dq")
+    assert main(["export", str(newest), "-o", str(tmp_path / "old.pt")]) == 0
+
+
+def at(folder, words):
+    """The words of a command with paths below a folder."""
+    return [str(folder / word) if word[:3] in {"our", "goo", "out"} else word for word in words]
+
+
+def test_what_is_no_checkpoint_of_the_trainer_is_not_exported(tmp_path):
+    weights = {"weight": torch.ones(8, 8)}
+    run = PluginRun(PluginOptions(**EXACT), framework="accelerate")
+    run.save(tmp_path / "checkpoint_1", 1, {"model": weights, "optimizer": [{}], "files": ["model_0"]})
+    run.close()
+    tree = read_tree(tmp_path / "checkpoint_1")
+    with pytest.raises(StateMismatchError, match="is a checkpoint of accelerate, not of the Trainer"):
+        export(tree, tmp_path / "out", tmp_path / "checkpoint_1")
+    with pytest.raises(StateMismatchError, match="expected the state of one optimizer"):
+        export(tree, tmp_path / "out")
+    with pytest.raises(StateMismatchError, match="several models"):
+        export({"model": {"generator": weights, "critic": weights}}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_of_a_plain_training_are_exported_without_its_optimizer(tmp_path, caplog):
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Checkpointer(tmp_path / "store", model, optimizer, every=1, **EXACT) as checkpointer:
+        model(torch.ones(8)).sum().backward()
+        optimizer.step()
+        checkpointer.step()
+    export(CheckpointStore(tmp_path / "store").load(), tmp_path / "out")
+    assert names(tmp_path / "out") == {"model.safetensors"}
+    assert bits(load_file(tmp_path / "out" / "model.safetensors")) == bits(dict(model.state_dict()))
+    assert "gets no optimizer" in caplog.text
 
 
 def test_exported_adapters(tmp_path):
