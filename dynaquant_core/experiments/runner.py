@@ -14,6 +14,7 @@ from dynaquant_core.errors import DependencyError, DynaQuantError
 from dynaquant_core.experiments.children import Children
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.config.language import HFModel
 from dynaquant_core.experiments.config.source import load_experiment
 from dynaquant_core.experiments.crew import run_tasks
 from dynaquant_core.experiments.environment import environment
@@ -131,10 +132,11 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
 
 
 def _read_by(run: Experiment) -> tuple[str, str]:
-    """What decides the content that a run reads; of a transfer the model too, which its pre-training had."""
-    if run.pretrained is None:
-        return run.data.model_dump_json(), ""
-    return run.data.model_dump_json(), f"{run.model.model_dump_json()} {run.pretrained.model_dump_json()}"
+    """What decides the content that a run reads, beside its data: a model's config, a pre-training and its model."""
+    told = [section for section in (run.pretrained,) if section is not None]
+    if told or isinstance(run.model, HFModel):
+        told.append(run.model)
+    return run.data.model_dump_json(), " ".join(section.model_dump_json() for section in told)
 
 
 def _before(path: Path) -> list[dict[str, Any]]:

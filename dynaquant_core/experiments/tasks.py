@@ -10,6 +10,7 @@ from typing import Any
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.config.language import HFModel
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Planned
@@ -66,7 +67,17 @@ def folder_job(folder: Path, run: Experiment, data: str, threads: int) -> Job:
     begun = Job.read(folder)
     if begun.content not in {None, data} and begun.diary.exists():
         raise ExperimentError(
-            f"output: {folder} was run on other data than {run.data.source} holds now; give another folder "
+            f"output: {folder} was run on other data than {_sources(run)} holds now; give another folder "
             f"with output=PATH, or remove it, and it is run anew."
         )
     return kind_of(run).job(folder, run, data, begun.threads or threads)
+
+
+def _sources(run: Experiment) -> str:
+    """What a run reads, by name."""
+    names = [run.data.source]
+    if isinstance(run.model, HFModel):
+        names.append(f"{run.model.path}/config.json")
+    if run.pretrained is not None:
+        names += [run.pretrained.source, run.pretrained.data and run.pretrained.data.source]
+    return " or ".join(dict.fromkeys(name for name in names if name))
