@@ -109,7 +109,10 @@ class HeldOut:
             self.found.setdefault(path, []).append(degradation(reference, got, self.mode))
 
     def within(self, path: Path, threshold: float) -> str:
-        """Checkpoints whose degradation less two standard errors is within 1.5 times the threshold."""
+        """Checkpoints whose degradation less two standard errors is within 1.5 times the threshold.
+
+        Of one value (a single batch, a correlation) there is no standard error: nothing is taken off.
+        """
         within = [found.mean - 2 * found.se <= 1.5 * threshold for found in self.found[path]]
         worst = max(found.mean for found in self.found[path])
         return f"{sum(within)} of {len(within)}, worst {worst:.2%}"
