@@ -176,12 +176,19 @@ def _tell_apart(label: str, wanted: Machine, found: Machine) -> None:
 
 
 def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:
-    """Caches a run that was never interrupted as the baseline it is: saving changes nothing."""
+    """Caches a run that was never interrupted as the baseline it is: saving changes nothing.
+
+    Raises:
+        StorageError: the system refuses.
+    """
     baseline = Baseline.of(diary, interval)
     with _in_turn(key):
         if find_baseline(key, interval) is None:
             partial = FOLDER / f"{key}.{os.getpid()}"
-            partial.mkdir(parents=True, exist_ok=True)
+            try:
+                partial.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(f"{partial}: cannot be made: {error.strerror}.") from error
             for event in diary:
                 if event["event"] in KEPT:
                     events.append(partial / "events.jsonl", **event)
