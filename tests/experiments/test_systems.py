@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.report.systems import draw_systems, role_rows, state_rows, system_rows
 from dynaquant_core.experiments.trainer import Trainer
 from tests.experiments.conftest import enter_workplace, tiny_settings
+from tests.experiments.states import cut_short
 
 STEPS, AFTER = 24, 8
 SAMO = {"name": "samo", "sparsity": 0.8, "after": AFTER}
@@ -201,6 +203,10 @@ def test_a_system_may_start_from_weights(workplace: Path) -> None:
     plain.model.load_state_dict(trainer.model.state_dict())
     assert run["curves"][0][0][1] == pytest.approx(plain.advance(), rel=1e-5)
     assert run["baseline_curve"][0][1] == run["curves"][0][0][1]
+    cut_short(workplace / "out" / "run-0" / "events.jsonl")
+    shutil.move("start.pt", "../data/start.pt")  # the same bytes, found under the data root now
+    (again,) = ran(workplace, {"system": [SAMO]}, pretrained={"source": "start.pt"}).data["runs"]
+    assert again["final"] == run["final"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from dynaquant_core.experiments.pretraining import pretraining, put_weights, rea
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.store.store import CheckpointStore
 from tests.experiments.conftest import enter_workplace, tiny_settings
-from tests.experiments.states import assert_same
+from tests.experiments.states import assert_same, cut_short
 
 DATA = {"name": "bytes", "batch": 4, "context": 16, "search_tokens": 512, "heldout_tokens": 512}
 
@@ -200,6 +200,20 @@ def test_a_whole_run_from_a_file_and_one_that_does_not_fit() -> None:
     assert run["checkpoints"][0]["met"]
     with pytest.raises(ExperimentError, match=r"weights.pt does not fit the model \(.*expected \[256, 64\]"):
         run_experiment("file.yaml", ["output=wide", "steps=10", "model.width=64"])
+
+
+@pytest.mark.usefixtures("done")
+def test_a_run_goes_on_with_weights_that_lie_elsewhere_now() -> None:
+    torch.save(read_weights(recorded()), "here.pt")
+    own = {"source": "here.pt", "data": DATA | {"source": "verse.txt"}}
+    path = Path("moved.yaml")
+    path.write_text(yaml.safe_dump(transfer_settings() | {"pretrained": own}), encoding="utf-8")
+    (before,) = run_experiment(path, ["output=moved", "steps=10"]).data["runs"]
+    cut_short(Path("moved/run-0/events.jsonl"))
+    shutil.move("here.pt", "../data/here.pt")
+    (run,) = run_experiment(path, ["output=moved", "steps=10"]).data["runs"]
+    assert run["final"] == before["final"]
+    assert Job.read(Path("moved/run-0")).start == Path("../data/here.pt").resolve()
 
 
 @pytest.mark.usefixtures("done")

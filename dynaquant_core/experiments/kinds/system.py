@@ -42,7 +42,7 @@ class Shrinking(Kind):
 
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Trains to the end."""
-        if not planned.job.diary.exists():
+        if not planned.job.finished:  # its weights may lie elsewhere than when it began
             planned.job.write()
         diary = complete(planned.job, (), planned.label, watcher)
         return system_entry(planned.run, diary, _baseline(planned, watcher))

@@ -47,7 +47,7 @@ class Transferred(Kind):
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Compresses and fine-tunes."""
         baseline = _baseline(planned, watcher)
-        if not planned.job.diary.exists():
+        if not planned.job.finished:  # its weights may lie elsewhere than when it began
             planned.job.write()
         diary = complete(planned.job, (), planned.label, watcher)
         return transfer_entry(planned.run, diary, baseline)
