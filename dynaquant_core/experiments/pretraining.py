@@ -82,7 +82,7 @@ def start_path(experiment: Experiment) -> Path:
         return locate(source)
     training = pretraining(experiment)
     folder = recording_folder(training, own_content(training))
-    return state_path(folder, training.steps - training.steps % training.checkpoint_every)
+    return state_path(folder, training.steps)
 
 
 def start_digest(experiment: Experiment, start: Path) -> str | None:

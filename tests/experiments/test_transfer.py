@@ -265,6 +265,10 @@ def test_heads_may_be_new_and_all_else_must_be_there() -> None:
         ({"pretrained": {"steps": 3, "source": "x"}}, "give source .* or steps"),
         ({"pretrained": {"source": "x", "seed": 3}}, "seed: weights from a file are not trained again"),
         ({"pretrained": {"steps": 3, "checkpoint_every": 4}}, r"checkpoint_every \(4\) is over steps \(3\)"),
+        (
+            {"pretrained": {"steps": 50, "checkpoint_every": 40}},
+            r"checkpoint_every \(40\) does not divide steps \(50\): the last .* would be that of step 40",
+        ),
         ({"pretrained": {"step": 3}}, "pretrained: unknown key 'step'; did you mean 'steps'"),
         (
             {"pretrained": {"steps": 3, "data": {"name": "cifar"}}},
