@@ -114,10 +114,15 @@ def own_content(experiment: Experiment) -> str:
     return hashlib.blake2b(f"{data} {made_from}".encode(), digest_size=16).hexdigest()
 
 
-def content(experiment: Experiment) -> str:
+def content(experiment: Experiment, begun: Path | None = None) -> str:
     """Hex digest of what a run reads: `own_content`, and of a transfer the file of weights that it starts from.
 
     Of weights that are trained, their settings count; what came of those `start_digest` tells.
+
+    Args:
+        experiment: one run.
+        begun: start of a run that has begun (`start_path`, as it was then); the digest is the one that it had,
+            if it read the same.  Another torch records the same pre-training elsewhere.
 
     Raises:
         ExperimentError: something is missing or unreadable.
@@ -128,7 +133,8 @@ def content(experiment: Experiment) -> str:
     training = pretraining(experiment)
     judged = own_content(training)
     if experiment.pretrained.source is None:
-        start = recording_folder(training, judged).name
+        recording = recording_folder(training, judged) if begun is None else begun.parent.parent
+        start = recording.name
     else:
         start = file_digest(start_path(experiment))
     return hashlib.blake2b(f"{own} {judged} {start}".encode(), digest_size=16).hexdigest()

@@ -78,10 +78,10 @@ def _run(
 ) -> Results:
     """All runs, in a folder of their own."""
     threads = max(1, threads_here() // jobs)
-    plan = {
-        str(index): Planned(run, folder_job(place, run, data, threads), data, _label(index, runs))
-        for index, (run, place, data) in enumerate(zip(runs, run_folders(folder, runs), prints, strict=True))
-    }
+    plan = {}
+    for index, (run, place, data) in enumerate(zip(runs, run_folders(folder, runs), prints, strict=True)):
+        job = folder_job(place, run, data, threads)
+        plan[str(index)] = Planned(run, job, job.content or data, _label(index, runs))
     facts = {"format": FORMAT, "config": experiment.as_dict(), "environment": environment() | {"jobs": jobs}}
     results = Results(folder / "results.json", facts)
     apart = varied(runs)

@@ -157,6 +157,23 @@ def test_a_pre_training_that_was_made_anew_in_other_bits_is_another_start(done: 
     assert {progress.run for progress in said} == {"run 1 of 1, seed 0"}
 
 
+def test_an_update_of_torch_does_not_touch_what_is_finished(
+    done: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pre-training would be recorded in another folder now; what it read is the same."""
+    rhyme, said = Path("../data/rhyme.txt"), list[Progress]()
+    before = rhyme.read_text(encoding="utf-8")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(f"{torch.__version__}.later"))
+    assert run_experiment("tiny.yaml", ["output=first"], said.append).data["runs"] == done.data["runs"]
+    assert said == []
+    try:
+        rhyme.write_text(before + "five six", encoding="utf-8")
+        with pytest.raises(ExperimentError, match=r"run-0 was run on other data than rhyme\.txt or verse"):
+            run_experiment("tiny.yaml", ["output=first"])
+    finally:
+        rhyme.write_text(before, encoding="utf-8")
+
+
 def test_a_run_that_was_cut_short_keeps_its_checkpoint(done: Results) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.run.startswith("run") and progress.step >= 5:

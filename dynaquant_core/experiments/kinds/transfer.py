@@ -63,7 +63,8 @@ def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
     if run.pretrained is not None and run.pretrained.source is None:
         record(training, own_content(training), planned.label, watcher, job.threads)
         _require_same_start(planned, training)
-    return train_baseline(run, _read(planned), planned.machine, planned.label, watcher, start=job.start)
+    start = start_path(run)  # of a finished run another than it had, after an update of torch
+    return train_baseline(run, _read(planned), planned.machine, planned.label, watcher, start=start)
 
 
 def _found(planned: Planned) -> Baseline | None:
