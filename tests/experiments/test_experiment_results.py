@@ -198,6 +198,13 @@ def test_a_checkpoint_whose_metric_is_no_number_is_the_worst(results: Results) -
     assert table["degradation_max"] == "inf"
 
 
+def test_an_interrupted_run_is_not_averaged_with_undisturbed_ones(results: Results) -> None:
+    (run,) = results.data["runs"]
+    assert len(run["restores"]) == 1
+    rows = overhead_rows([run, {**run, "failures": []}, run])
+    assert [row["method"].partition(",")[2] for row in rows] == ["", " +1 unplanned"]
+
+
 def test_what_the_collector_took_is_no_training(tiny: dict[str, Any]) -> None:
     """It works inside of the optimizer's step, where training is timed: 2 seconds of 6."""
     told = diary((10, 2.9))
