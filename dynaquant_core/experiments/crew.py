@@ -123,7 +123,9 @@ class _Crew:
 
 
 def _refused(error: OSError) -> StorageError:
-    """What the system refused, wherever that was: no bug, and mostly no room, too many files, no right to it."""
-    found = StorageError(f"the system refused what an experiment needs ({error}); mend that and run it again.")
+    """What the system refused, wherever that was; mostly there is no room, or too many files are open."""
+    found = StorageError(
+        f"the system refused what an experiment needs ({error}); mend that and run it again."
+    )
     found.__cause__ = error
     return found

@@ -102,7 +102,7 @@ def start_digest(experiment: Experiment, start: Path) -> str | None:
 
 
 def own_content(experiment: Experiment) -> str:
-    """Hex digest of what a training reads: its data, and the config that a model of transformers is made from.
+    """Hex digest of what a training reads: its data, and the config that a model `hf` is made from.
 
     Raises:
         ExperimentError: something is missing or unreadable.
@@ -115,14 +115,14 @@ def own_content(experiment: Experiment) -> str:
 
 
 def content(experiment: Experiment, begun: Path | None = None) -> str:
-    """Hex digest of what a run reads: `own_content`, and of a transfer the file of weights that it starts from.
+    """Hex digest of what a run reads: `own_content`, and of a transfer the weights that it starts from.
 
     Of weights that are trained, their settings count; what came of those `start_digest` tells.
 
     Args:
         experiment: one run.
-        begun: start of a run that has begun (`start_path`, as it was then); the digest is the one that it had,
-            if it read the same.  Another torch records the same pre-training elsewhere.
+        begun: start of a run that has begun (`start_path`, as it was then): gives the digest that it had, if
+            it read the same.  Another torch records the same pre-training elsewhere.
 
     Raises:
         ExperimentError: something is missing or unreadable.

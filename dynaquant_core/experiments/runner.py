@@ -132,11 +132,11 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
 
 
 def _read_by(run: Experiment) -> tuple[str, str]:
-    """What decides the content that a run reads, beside its data: a model's config, a pre-training and its model."""
-    told = [section for section in (run.pretrained,) if section is not None]
-    if told or isinstance(run.model, HFModel):
-        told.append(run.model)
-    return run.data.model_dump_json(), " ".join(section.model_dump_json() for section in told)
+    """What decides the content that a run reads; of a transfer the model too, which its pre-training had."""
+    model = run.model.model_dump_json()
+    if run.pretrained is not None:
+        return run.data.model_dump_json(), f"{model} {run.pretrained.model_dump_json()}"
+    return run.data.model_dump_json(), model if isinstance(run.model, HFModel) else ""
 
 
 def _before(path: Path) -> list[dict[str, Any]]:

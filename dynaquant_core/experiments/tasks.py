@@ -85,6 +85,8 @@ def _sources(run: Experiment) -> str:
     names = [run.data.source]
     if isinstance(run.model, HFModel):
         names.append(f"{run.model.path}/config.json")
-    if run.pretrained is not None:
-        names += [run.pretrained.source, run.pretrained.data and run.pretrained.data.source]
-    return " or ".join(dict.fromkeys(name for name in names if name))
+    if run.pretrained is not None and run.pretrained.source is not None:
+        names.append(run.pretrained.source)
+    if run.pretrained is not None and run.pretrained.data is not None:
+        names.append(run.pretrained.data.source)
+    return " or ".join(dict.fromkeys(names))

@@ -115,7 +115,10 @@ def test_an_error_of_the_system_leaves_the_rest_to_go_on() -> None:
         run_tasks(tasks, 1, keep, children)
     assert told == ["second", "third"]
     told.clear()
-    with Children() as children, pytest.raises(StorageError, match="No space left on device: 'results.json'"):
+    with (
+        Children() as children,
+        pytest.raises(StorageError, match=r"No space left on device: 'results\.json'"),
+    ):
         run_tasks(tasks[2:], 1, keep, children)
     assert told == ["second", "third"]
 

@@ -12,7 +12,15 @@ import torch
 import yaml
 
 from dynaquant_core.errors import ConfigError, DynaQuantError, ExperimentError
-from dynaquant_core.experiments import Progress, Results, run_experiment, seed_rows, shipped_configs, spread_lines, summary
+from dynaquant_core.experiments import (
+    Progress,
+    Results,
+    run_experiment,
+    seed_rows,
+    shipped_configs,
+    spread_lines,
+    summary,
+)
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.report.systems import draw_systems, role_rows, state_rows, system_rows

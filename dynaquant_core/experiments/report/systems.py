@@ -115,9 +115,7 @@ def _panel(axes: Axes, runs: Sequence[Run]) -> None:
     for run in runs:
         plain.setdefault(f"without a system{replicas_label(run)}", []).append(run["final"]["baseline"])
     for (label, values), hatch in zip(plain.items(), cycle(HATCHES), strict=False):
-        axes.axvspan(
-            min(values), max(values), color=GREY, alpha=0.3, linewidth=1, hatch=hatch, label=label
-        )
+        axes.axvspan(min(values), max(values), color=GREY, alpha=0.3, linewidth=1, hatch=hatch, label=label)
     wrapped = [fill(label, LABEL) for label in labels]
     axes.set_yticks([-index for index in range(len(labels))], wrapped, fontsize="small")
 
