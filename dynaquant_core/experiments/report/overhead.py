@@ -24,7 +24,7 @@ def overhead_rows(runs: Sequence[Run]) -> list[Row]:
     groups: dict[tuple[str, str, float, int], list[Overhead]] = {}
     for run in runs:
         label = setting_label(run)
-        if extra := unplanned(run):  # beside a run that was not, as everywhere
+        if extra := unplanned(run):  # it was restored, and is not averaged with one that was not
             label += f", +{extra} unplanned"
         setting = (model_label(run), label, run["threshold"], run["interval_steps"])
         groups.setdefault(setting, []).append(overhead_of(run))
