@@ -50,14 +50,16 @@ def parsed(store: str) -> Wanted:
     """``"lattice,moments=none@0.05"`` in parts; values are read as YAML.
 
     Raises:
-        ConfigError: there is no threshold, or no such method or option of it.
+        ConfigError: there is no threshold, a word is no ``KEY=VALUE``, or there is no such method or option.
     """
     told, _, threshold = store.partition("@")
     words = told.split(",")
-    name = DEFAULT_METHOD if "=" in words[0] or words[0] == "default" else words[0]
-    options = {
-        key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words) if value
-    }
+    name = "default" if "=" in words[0] else words.pop(0)
+    name = DEFAULT_METHOD if name == "default" else name
+    odd = next((word for word in words if not all(word.partition("=")[::2])), None)
+    if odd is not None:
+        raise ConfigError(f"a store's options are KEY=VALUE, as in lattice,max_chain=4@0.01, got {odd!r}.")
+    options = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
     stores = {key: options.pop(key) for key in ("moments", "max_chain") if key in options}
     method = {"name": name, **options}
     resolve_method(method)
@@ -109,7 +111,10 @@ class HeldOut:
             self.found.setdefault(path, []).append(degradation(reference, got, self.mode))
 
     def within(self, path: Path, threshold: float) -> str:
-        """Checkpoints whose degradation less two standard errors is within 1.5 times the threshold."""
+        """Checkpoints whose degradation less two standard errors is within 1.5 times the threshold.
+
+        Of one value (a single batch, a correlation) there is no standard error: nothing is taken off.
+        """
         within = [found.mean - 2 * found.se <= 1.5 * threshold for found in self.found[path]]
         worst = max(found.mean for found in self.found[path])
         return f"{sum(within)} of {len(within)}, worst {worst:.2%}"

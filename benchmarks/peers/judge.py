@@ -11,7 +11,7 @@ from coder import Meets, Tensors
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.measures import MovementWatch
+from dynaquant_core.experiments.measures import MovementWatch, standard_error
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.search.quality import Degradation, Quality, degradation
 from dynaquant_core.state.roles import is_quantisable
@@ -79,10 +79,12 @@ class Judge:
     ) -> dict[str, Any]:
         """``degradation`` and ``met`` of a checkpoint, as in results.json; ``same``: every bit came back."""
         if same:
-            return {"degradation": {"search": 0.0, "heldout": 0.0, "heldout_se": 0.0}, "met": True}
+            error = standard_error(Degradation(0.0), reference.heldout)
+            return {"degradation": {"search": 0.0, "heldout": 0.0, "heldout_se": error}, "met": True}
         search, heldout = self.on_search(reference, weights), self.on_heldout(reference, weights)
-        figures = {"search": search.mean, "heldout": heldout.mean, "heldout_se": heldout.se}
+        figures = {"search": search.mean, "heldout": heldout.mean}
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        finite["heldout_se"] = standard_error(heldout, reference.heldout)
         return {"degradation": finite, "met": search.mean <= threshold}
 
     def watch(self, start: Tensors) -> MovementWatch:

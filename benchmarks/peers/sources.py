@@ -10,8 +10,8 @@ from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.config.source import load_experiment
-from dynaquant_core.experiments.data.registry import fingerprint
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.pretraining import own_content
 from dynaquant_core.experiments.record import record
 from dynaquant_core.experiments.recording import Recording, find_recording, recording_folder
 from dynaquant_core.experiments.supervisor import Report
@@ -56,7 +56,7 @@ def recorded(source: str, overrides: Sequence[str], report: Report) -> list[Reco
         return [_found(folder)]
     groups: dict[Path, tuple[Experiment, str, set[float]]] = {}
     for run in expand(load_experiment(source, overrides)):
-        data = fingerprint(run.data)
+        data = own_content(run)
         place = recording_folder(run, data)
         groups.setdefault(place, (run, data, set()))[2].add(run.threshold)
     return [
@@ -67,7 +67,7 @@ def recorded(source: str, overrides: Sequence[str], report: Report) -> list[Reco
 
 def _found(folder: Path) -> Recorded:
     experiment = Job.read(folder).experiment
-    recording = find_recording(folder, experiment, fingerprint(experiment.data))
+    recording = find_recording(folder, experiment, own_content(experiment))
     if recording is None:
         raise ConfigError(
             f"{folder}: the recording is not finished; run its config once more and it goes on."

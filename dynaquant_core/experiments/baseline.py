@@ -15,6 +15,7 @@ from pathlib import Path
 from dynaquant_core.errors import StorageError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment
+from dynaquant_core.experiments.config.systems import TwoBitSystem
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.machine import Machine, lives_on, machine_here
@@ -98,6 +99,8 @@ def baseline_key(experiment: Experiment, fingerprint: str, machine: Machine) -> 
     """
     settings = experiment.as_dict()
     decisive = {name: settings[name] for name in DECISIVE}
+    if isinstance(experiment.system, TwoBitSystem):  # each replica draws batches of its own
+        decisive["replicas"] = experiment.system.replicas
     text = json.dumps([RECORD, decisive, fingerprint, dict(machine)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -173,12 +176,19 @@ def _tell_apart(label: str, wanted: Machine, found: Machine) -> None:
 
 
 def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:
-    """Caches a run that was never interrupted as the baseline it is: saving changes nothing."""
+    """Caches a run that was never interrupted as the baseline it is: saving changes nothing.
+
+    Raises:
+        StorageError: the system refuses.
+    """
     baseline = Baseline.of(diary, interval)
     with _in_turn(key):
         if find_baseline(key, interval) is None:
             partial = FOLDER / f"{key}.{os.getpid()}"
-            partial.mkdir(parents=True, exist_ok=True)
+            try:
+                partial.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(f"{partial}: cannot be made: {error.strerror}.") from error
             for event in diary:
                 if event["event"] in KEPT:
                     events.append(partial / "events.jsonl", **event)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.experiments.children import Children
 
 __all__ = ["Task", "run_tasks"]
@@ -34,8 +35,9 @@ class Task:
 def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None], children: Children) -> None:
     """Does every task once, those first in the list first, at most ``jobs`` at a time.
 
-    After an error whatever does not need the part that failed goes on, and then the error is raised: one bad
-    row must not cost a night.  An interrupt ends everything at once.
+    After an error, the system's refusals among them, whatever does not need the part that failed goes on, and
+    then the error is raised: one bad row must not cost a night.  So it does where ``done`` fails, which gets
+    the next result all the same.  An interrupt ends everything at once.
 
     Args:
         tasks: what to do; needs name others of them, without a circle.
@@ -44,8 +46,8 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None]
         children: processes that the tasks began.
 
     Raises:
-        DynaQuantError: the first one of a task; where there are more, or something goes on, each is logged
-            when it comes.
+        DynaQuantError: the first one of a task or of ``done``; where there are more, or something goes on,
+            each is logged when it comes.  What the system refused is a StorageError.
 
     Example:
         >>> found = []
@@ -60,7 +62,8 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None]
         try:
             while crew.go_on(pool, jobs):
                 for name, result in crew.next_done():
-                    done(name, result)
+                    with crew.going_on():
+                        done(name, result)
         except BaseException:
             children.stop()
             raise
@@ -92,15 +95,21 @@ class _Crew:
         found = []
         for future in ended:
             name = self._running.pop(future)
-            try:
+            with self.going_on():
                 found.append((name, future.result()))
-            except DynaQuantError as error:
-                if self._running or self._waiting or self.problems:  # else it is the one that is raised
-                    logger.warning("%s", error)
-                self.problems.append(error)
-            else:
                 self._done.add(name)
         return found
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """An error of the block is kept for later."""
+        try:
+            yield
+        except (DynaQuantError, OSError) as error:
+            problem = error if isinstance(error, DynaQuantError) else _refused(error)
+            if self._running or self._waiting or self.problems:  # else it is the one that is raised
+                logger.warning("%s", problem)
+            self.problems.append(problem)
 
     def tell_what_is_missing(self) -> None:
         """After errors: how much of the work has no result, where one of the errors does not say it all."""
@@ -111,3 +120,12 @@ class _Crew:
                 len(self.problems),
                 len(self._waiting),
             )
+
+
+def _refused(error: OSError) -> StorageError:
+    """What the system refused, wherever that was; mostly there is no room, or too many files are open."""
+    found = StorageError(
+        f"the system refused what an experiment needs ({error}); mend that and run it again."
+    )
+    found.__cause__ = error
+    return found

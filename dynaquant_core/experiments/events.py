@@ -33,7 +33,8 @@ Event = Mapping[str, Any]
 def append(path: Path, event: str, **fields: Any) -> None:
     """Adds one line with one write: bytes handed to the system stay when the process dies.
 
-    A line that an earlier death tore is ended first, so that it spoils nothing but itself.
+    A line that an earlier death tore, or a disk that was full, is ended first, so that it spoils nothing but
+    itself.
 
     Raises:
         StorageError: the system refuses.
@@ -44,7 +45,9 @@ def append(path: Path, event: str, **fields: Any) -> None:
         try:
             size = os.fstat(handle).st_size
             torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            os.write(handle, b"\n" + line if torn else line)
+            left = b"\n" + line if torn else line
+            while left:  # a disk takes what it has room for, and refuses the next write only
+                left = left[os.write(handle, left) :]
         finally:
             os.close(handle)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.lattice.norm import keeps_norm
+from dynaquant_core.search.quality import Degradation, Quality
 
-__all__ = ["MovementWatch", "Weights", "by_direction"]
+__all__ = ["MovementWatch", "Weights", "by_direction", "standard_error"]
 
 Weights = Mapping[str, Tensor]
 
@@ -100,3 +102,20 @@ def _as_long(got: Tensor, live: Tensor) -> Tensor:
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return float(torch.dot(a.flatten(), b.flatten()))
+
+
+def standard_error(found: Degradation, quality: Quality) -> float | None:
+    """Of a degradation, as results tell it; None where there is none: of one value, or of an infinite one.
+
+    Args:
+        found: how much worse.
+        quality: either side of the comparison; it has a value for each batch.
+
+    Example:
+        >>> standard_error(Degradation(0.1, 0.02), Quality((2.0, 3.0)))
+        0.02
+        >>> standard_error(Degradation(0.1), Quality((2.0,))) is None
+        True
+    """
+    known = len(quality.values) > 1 and math.isfinite(found.mean) and math.isfinite(found.se)
+    return found.se if known else None

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.config.experiment import Experiment, validate
+from dynaquant_core.experiments.config.language import HFModel
 from dynaquant_core.experiments.config.transfer import Pretrained
 from dynaquant_core.experiments.data.dataset import file_digest, locate
 from dynaquant_core.experiments.data.registry import fingerprint
+from dynaquant_core.experiments.models.pretrained import config_file
 from dynaquant_core.experiments.recording import recording_folder, state_path
 from dynaquant_core.files import load_file
 from dynaquant_core.store.native import read_native
@@ -24,6 +26,7 @@ from dynaquant_core.store.store import CheckpointStore
 __all__ = [
     "content",
     "decoded_weights",
+    "own_content",
     "pretraining",
     "put_weights",
     "read_weights",
@@ -78,8 +81,8 @@ def start_path(experiment: Experiment) -> Path:
     if source is not None:
         return locate(source)
     training = pretraining(experiment)
-    folder = recording_folder(training, fingerprint(training.data))
-    return state_path(folder, training.steps - training.steps % training.checkpoint_every)
+    folder = recording_folder(training, own_content(training))
+    return state_path(folder, training.steps)
 
 
 def start_digest(experiment: Experiment, start: Path) -> str | None:
@@ -98,24 +101,43 @@ def start_digest(experiment: Experiment, start: Path) -> str | None:
     return str(ended[-1]["weights_digest"]) if ended else None
 
 
-def content(experiment: Experiment) -> str:
-    """Hex digest of what a run reads: its data, and of a transfer the file of weights that it starts from.
-
-    Of weights that are trained, their settings count; what came of those `start_digest` tells.
+def own_content(experiment: Experiment) -> str:
+    """Hex digest of what a training reads: its data, and the config that a model `hf` is made from.
 
     Raises:
         ExperimentError: something is missing or unreadable.
     """
     data = fingerprint(experiment.data)
-    if experiment.pretrained is None:
+    if not isinstance(experiment.model, HFModel):  # all of its shape is in the settings
         return data
+    made_from = file_digest(config_file(locate(experiment.model.path)))
+    return hashlib.blake2b(f"{data} {made_from}".encode(), digest_size=16).hexdigest()
+
+
+def content(experiment: Experiment, begun: Path | None = None) -> str:
+    """Hex digest of what a run reads: `own_content`, and of a transfer the weights that it starts from.
+
+    Of weights that are trained, their settings count; what came of those `start_digest` tells.
+
+    Args:
+        experiment: one run.
+        begun: start of a run that has begun (`start_path`, as it was then): gives the digest that it had, if
+            it read the same.  Another torch records the same pre-training elsewhere.
+
+    Raises:
+        ExperimentError: something is missing or unreadable.
+    """
+    own = own_content(experiment)
+    if experiment.pretrained is None:
+        return own
     training = pretraining(experiment)
-    judged = fingerprint(training.data)
+    judged = own_content(training)
     if experiment.pretrained.source is None:
-        start = recording_folder(training, judged).name
+        recording = recording_folder(training, judged) if begun is None else begun.parent.parent
+        start = recording.name
     else:
         start = file_digest(start_path(experiment))
-    return hashlib.blake2b(f"{data} {judged} {start}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{own} {judged} {start}".encode(), digest_size=16).hexdigest()
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

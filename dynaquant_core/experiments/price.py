@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.experiments.config.systems import TwoBitSystem
 from dynaquant_core.experiments.restores import restored, unplanned
 from dynaquant_core.methods.registry import resolve_method
 
@@ -28,6 +29,7 @@ __all__ = [
     "kills_label",
     "method_label",
     "prices",
+    "replicas_label",
     "training_label",
     "uninterrupted",
     "varied_label",
@@ -42,6 +44,9 @@ LAW_METRIC = "loss"
 
 #: Sections that decide about the uninterrupted run.
 TRAINING = ("model", "data", "optimizer", "evaluate", "pretrained", "steps")
+
+#: Of two bits, where its options do not say.
+REPLICAS = TwoBitSystem.model_fields["replicas"].default
 
 Run = Mapping[str, Any]
 
@@ -244,7 +249,19 @@ def training_label(run: Run) -> str:
     """
     known = run.get("varied", {})
     deciding = {key: known[key] for key in known if key.partition(".")[0] in TRAINING}
-    return varied_label({"varied": deciding})
+    return varied_label({"varied": deciding}) + replicas_label(run)
+
+
+def replicas_label(run: Run) -> str:
+    """How many replicas the uninterrupted run is of, where they are several: in two bits' baselines.
+
+    Example:
+        >>> replicas_label({"kind": "system", "method": "two_bit", "options": {"replicas": 4}})
+        ', 4 replicas'
+    """
+    if run.get("kind") != "system" or run["method"] != "two_bit":
+        return ""
+    return f", {run['options'].get('replicas', REPLICAS)} replicas"
 
 
 def _training(run: Run) -> tuple[Any, ...]:

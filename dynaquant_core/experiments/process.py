@@ -26,6 +26,7 @@ from pathlib import Path
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.ablation.replays import REPLAYS
+from dynaquant_core.experiments.config.systems import TwoBitSystem
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life, say
 from dynaquant_core.experiments.rework import run as rework
@@ -44,7 +45,7 @@ def work(job: Job, halt: int | None) -> None:
         rework.work(job)
     elif job.experiment.kind == "transfer" and job.saves:
         Transfer(job).run()
-    elif job.experiment.kind == "system" and job.saves:
+    elif job.experiment.kind == "system" and (job.saves or _of_replicas(job)):
         SystemRun(job).run()
     elif job.recording is not None:
         REPLAYS[job.experiment.measure](job).run()
@@ -54,6 +55,11 @@ def work(job: Job, halt: int | None) -> None:
                 live_on(job, halt)
     else:
         live_on(job, halt)
+
+
+def _of_replicas(job: Job) -> bool:
+    """Whether even the baseline is a training of several replicas, which a system makes."""
+    return isinstance(job.experiment.system, TwoBitSystem)
 
 
 def live_on(job: Job, halt: int | None) -> None:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event, find
-from dynaquant_core.experiments.measures import MovementWatch, by_direction
+from dynaquant_core.experiments.measures import MovementWatch, by_direction, standard_error
 from dynaquant_core.experiments.narrow import method_of
 from dynaquant_core.experiments.optimizers import keeps_moments
 from dynaquant_core.experiments.recording import WINDOW
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.methods.base import TakesVectors
 from dynaquant_core.methods.registry import resolve_method
-from dynaquant_core.search.quality import Degradation, Quality, degradation
+from dynaquant_core.search.quality import Quality, degradation
 from dynaquant_core.state.roles import matches
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
@@ -133,7 +133,11 @@ class Recorder:
                 "heldout": _finite(got_heldout.mean),
                 "heldout_reference": heldout.mean,
             },
-            "degradation": _degradation_entry(on_search, on_heldout),
+            "degradation": {
+                "search": _finite(on_search.mean),
+                "heldout": _finite(on_heldout.mean),
+                "heldout_se": standard_error(on_heldout, heldout),
+            },
             "met": on_search.mean <= self._experiment.threshold,
         }
 
@@ -174,14 +178,6 @@ def _info_entry(info: CheckpointInfo) -> dict[str, Any]:
         "evaluations": info.evaluations,
         "exhaustive": bool(info.report.get("exhaustive", False)),
         "seconds": info.seconds,
-    }
-
-
-def _degradation_entry(search: Degradation, heldout: Degradation) -> dict[str, float | None]:
-    return {
-        "search": _finite(search.mean),
-        "heldout": _finite(heldout.mean),
-        "heldout_se": _finite(heldout.se),
     }
 
 

@@ -145,7 +145,7 @@ def _saved(experiment: Experiment, diary: Sequence[Event], seconds: float) -> di
 
 
 def training_seconds(diary: Sequence[Event]) -> float:
-    """Time all processes of a run spent in training steps, replayed ones included."""
+    """Time all processes of a run spent in training steps, replayed ones included; a collector's is in it."""
     return sum(
         max((event["seconds"] for event in find(life, "loss")), default=0.0) for life in lives_of(diary)
     )
@@ -153,7 +153,8 @@ def training_seconds(diary: Sequence[Event]) -> float:
 
 def _overhead(checkpoints: Sequence[dict[str, Any]], seconds: float) -> dict[str, float]:
     spent = {stage: sum(entry["seconds"].get(stage, 0.0) for entry in checkpoints) for stage in STAGES}
-    return {stage: total / seconds if seconds else 0.0 for stage, total in spent.items()}
+    training = seconds - spent["collector"]  # which works inside of the optimizer's step
+    return {stage: total / training if training > 0 else 0.0 for stage, total in spent.items()}
 
 
 def _totals(checkpoints: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dynaquant_core.errors import DependencyError, DynaQuantError
 from dynaquant_core.experiments.children import Children
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.config.language import HFModel
 from dynaquant_core.experiments.config.source import load_experiment
 from dynaquant_core.experiments.crew import run_tasks
 from dynaquant_core.experiments.environment import environment
@@ -77,10 +78,10 @@ def _run(
 ) -> Results:
     """All runs, in a folder of their own."""
     threads = max(1, threads_here() // jobs)
-    plan = {
-        str(index): Planned(run, folder_job(place, run, data, threads), data, _label(index, runs))
-        for index, (run, place, data) in enumerate(zip(runs, run_folders(folder, runs), prints, strict=True))
-    }
+    plan = {}
+    for index, (run, place, data) in enumerate(zip(runs, run_folders(folder, runs), prints, strict=True)):
+        job = folder_job(place, run, data, threads)
+        plan[str(index)] = Planned(run, job, job.content or data, _label(index, runs))
     facts = {"format": FORMAT, "config": experiment.as_dict(), "environment": environment() | {"jobs": jobs}}
     results = Results(folder / "results.json", facts)
     apart = varied(runs)
@@ -132,9 +133,10 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
 
 def _read_by(run: Experiment) -> tuple[str, str]:
     """What decides the content that a run reads; of a transfer the model too, which its pre-training had."""
-    if run.pretrained is None:
-        return run.data.model_dump_json(), ""
-    return run.data.model_dump_json(), f"{run.model.model_dump_json()} {run.pretrained.model_dump_json()}"
+    model = run.model.model_dump_json()
+    if run.pretrained is not None:
+        return run.data.model_dump_json(), f"{model} {run.pretrained.model_dump_json()}"
+    return run.data.model_dump_json(), model if isinstance(run.model, HFModel) else ""
 
 
 def _before(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynaquant_core.errors import ExperimentError
+from dynaquant_core.errors import ExperimentError, StorageError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.children import Child, Children
 from dynaquant_core.experiments.events import Event
@@ -79,6 +79,7 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
 
     Raises:
         ExperimentError: the process ended without finishing; names its log.
+        StorageError: its log or diary cannot be written.
     """
     if not isinstance(report, Watcher):
         with Children() as children:
@@ -96,7 +97,11 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
 def _one_life(job: Job, halt: int | None, label: str, watcher: Watcher, warned: set[str]) -> None:
     """One process, to its end or its halt; ``warned``: what was shown already, of this run."""
     arguments = [str(job.folder)] if halt is None else [str(job.folder), "--halt", str(halt)]
-    with job.log.open("ab") as log:
+    try:
+        log = job.log.open("ab")
+    except OSError as error:
+        raise StorageError(f"{label}: {job.log} cannot be written: {error.strerror}.") from error
+    with log:
         said = log.tell()
         child = watcher.children.start(arguments, log, _environment(job))
     try:

@@ -22,7 +22,7 @@ from dynaquant_core.experiments.optimizers import make_optimizer, make_scheduler
 from dynaquant_core.experiments.scores import correlation
 from dynaquant_core.state import bytes_of
 
-__all__ = ["Trainer", "device_name"]
+__all__ = ["Trainer", "device_name", "diverged"]
 
 
 def device_name() -> str:
@@ -78,9 +78,7 @@ class Trainer:
         value = self.backward()
         self.update()
         if not np.isfinite(value):
-            raise ExperimentError(
-                f"training loss is {value} at step {self.step}; lower optimizer.lr or set optimizer.clip."
-            )
+            raise ExperimentError(diverged(value, self.step))
         self.seconds += time.perf_counter() - started
         return value
 
@@ -145,6 +143,11 @@ class Trainer:
     def _moved(self, batch: Batch) -> Batch:
         inputs, targets = batch
         return inputs.to(self._device), targets.to(self._device)
+
+
+def diverged(loss: float, step: int) -> str:
+    """What to say of a loss that is no number."""
+    return f"training loss is {loss} at step {step}; lower optimizer.lr or set optimizer.clip."
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -137,6 +137,12 @@ def test_seeds_are_put_together_and_settings_kept_apart(searched: Results) -> No
         ({"kind": "train", "axis": axis("steps", 20)}, "axis belongs to kind: ablate"),
         ({"kind": "replay", "measure": "bins"}, "measure belongs to kind: ablate"),
         ({"measure": "bins", "of": "train"}, "measure: bins looks at a recording; it needs of: replay"),
+        (
+            {"measure": "bins", "fix": {"bins": 4}, "search": False},
+            "measure: bins drafts .* so fix and search would change nothing; leave it out",
+        ),
+        ({"measure": "bins", "as_restored": True}, "so as_restored would change nothing"),
+        ({"measure": "bins", "axis": axis("max_chain", 8, 16)}, "axis max_chain=16: .* so max_chain would"),
         ({"measure": "speed"}, "measure: expected 'saves', 'coders' or 'bins'"),
         ({"search": 3, "axis": axis("steps", 20)}, "search: expected true, false"),
         ({"search": {"bins": 8}, "fix": {"prune": 0.0}, "axis": axis("steps", 20)}, "not both"),

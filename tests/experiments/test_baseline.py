@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,4 +55,12 @@ def test_a_baseline_that_nobody_could_publish_is_an_error(
     monkeypatch.chdir(tmp_path)
     between(monkeypatch, DIARY[:1])  # in the way, and not finished
     with pytest.raises(StorageError, match="the baseline cannot be kept: Directory not empty"):
+        publish(DIARY, "key", 10)
+
+
+def test_a_baseline_that_has_no_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    FOLDER.mkdir(parents=True)
+    (FOLDER / f"key.{os.getpid()}").touch()
+    with pytest.raises(StorageError, match=r"key\.\d+: cannot be made: File exists"):
         publish(DIARY, "key", 10)

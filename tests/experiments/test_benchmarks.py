@@ -83,6 +83,8 @@ def test_series_tells_the_scale_that_it_ran(script: Load, monkeypatch: pytest.Mo
         ("steps=30", "'steps'"),
         ("latice@0.01", "'latice'"),
         ("lattice,bins=3@0.01", "'bins'"),
+        ("dynaquant,paper@0.05", "KEY=VALUE, as in lattice,max_chain=4@0.01, got 'paper'"),
+        ("sigma=0.1,moments=@0.05", "got 'moments='"),
     ],
 )
 def test_sweep_says_which_word_is_no_store(

@@ -53,6 +53,10 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("failures=4", r"failures: 4 kills, .* but 40 steps with one every 10 have 3 such places"),
         ("optimizer.momentum=0.5", r"optimizer: adamw has no momentum, so it would change nothing"),
         ("optimizer={name: sgd, betas: [0.5, 0.9]}", r"optimizer: sgd has no betas"),
+        (
+            "optimizer={schedule: constant, min_lr: 0.0001}",
+            r"optimizer: min_lr: 0.0001 is where a cosine ends, so with schedule: constant it would",
+        ),
         ("optimizer={lr: 0.1, min_lr: 0.2}", r"optimizer: min_lr: 0.2 is above lr: 0.1"),
         ("time_limit=5", r"time_limit belongs to kind: ablate"),
         ("failures={at: [5]}", r"failures: step 5 is outside the run"),

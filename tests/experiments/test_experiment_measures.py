@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.measures import MovementWatch, by_direction
 from dynaquant_core.experiments.models.resnet import ResNet
+from dynaquant_core.experiments.recorder import Recorder
+from dynaquant_core.experiments.report.table import checkpoint_rows
+from dynaquant_core.experiments.trainer import Trainer
 
 
 def weights(seed: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -98,3 +105,25 @@ def test_only_convolutions_beside_a_batch_norm_count_by_direction() -> None:
     names = {name for name, tensor in model.named_parameters() if tensor.dim() == 4}
     assert found == names
     assert by_direction(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 2))) == frozenset()
+
+
+def test_a_metric_of_one_value_has_no_standard_error(
+    tmp_path: Path, workplace: Path, tiny: dict[str, Any]
+) -> None:
+    """Of one batch of 16 sequences; 0 would say that the degradation is known for certain."""
+    found = {}
+    for tokens in (1024, 256):
+        data = tiny["data"] | {"heldout_tokens": tokens}
+        experiment = validate(tiny | {"data": data, "method": "dynaquant", "search": False}, "tiny")
+        trainer = Trainer(experiment)
+        with Recorder(trainer, experiment, tmp_path / str(tokens), []) as recorder:
+            for _ in range(10):
+                trainer.advance()
+                recorder.after_step()
+            search, heldout = (trainer.quality(part) for part in (trainer.data.search, trainer.data.heldout))
+            found[tokens] = recorder.measure(search, heldout)
+    assert found[1024]["degradation"]["heldout_se"] > 0
+    assert found[256]["degradation"]["heldout_se"] is None
+    shown = [row["held-out"] for row in checkpoint_rows({"checkpoints": list(found.values())})]
+    assert ["\u00b1" in text for text in shown] == [True, False]
+    assert shown[1] == f"{found[256]['degradation']['heldout']:+.2%}"

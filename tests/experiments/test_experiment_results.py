@@ -198,6 +198,26 @@ def test_a_checkpoint_whose_metric_is_no_number_is_the_worst(results: Results) -
     assert table["degradation_max"] == "inf"
 
 
+def test_an_interrupted_run_is_not_averaged_with_undisturbed_ones(results: Results) -> None:
+    (run,) = results.data["runs"]
+    assert len(run["restores"]) == 1
+    rows = overhead_rows([run, {**run, "failures": []}, run])
+    assert [row["method"].partition(",")[2] for row in rows] == ["", " +1 unplanned"]
+
+
+def test_what_the_collector_took_is_no_training(tiny: dict[str, Any]) -> None:
+    """It works inside of the optimizer's step, where training is timed: 2 seconds of 6."""
+    told = diary((10, 2.9))
+    for event in told:
+        if event["event"] == "checkpoint":
+            event["seconds"] |= {"collector": 1.0, "search": 3.0}
+    run = entry(tiny, told)
+    total = run["training_seconds"]
+    assert run["overhead"]["collector"] == pytest.approx(2 / (total - 2))
+    assert run["overhead"]["search"] == pytest.approx(6 / (total - 2))
+    assert overhead_of(run).share == pytest.approx(8.2 / (total - 2))
+
+
 def test_a_stage_that_would_hold_up_a_large_training_is_named(results: Results) -> None:
     (run,) = results.data["runs"]
     seconds = {"collector": 0.0, "held": 1e-9 * run["parameters"], "search": 1e-7 * run["parameters"]}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.experiments import run_experiment
 from dynaquant_core.experiments.config import Experiment, expand, load_experiment, shipped_configs, validate
 from dynaquant_core.experiments.data import fingerprint, open_data
 from dynaquant_core.experiments.data.dataset import IGNORED
 from dynaquant_core.experiments.models import build
 from dynaquant_core.experiments.models.bottleneck import BottleneckNet
-from dynaquant_core.experiments.pretraining import pretraining, put_weights, read_weights
+from dynaquant_core.experiments.pretraining import content, pretraining, put_weights, read_weights
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.methods.registry import resolve_method
 from tests.experiments.test_sentences import reviews, settings
@@ -230,3 +233,20 @@ def test_a_bad_model_folder_is_one_clear_error(texts: Path) -> None:
         validate(token_settings(data={"mask": 0.2}), "t")
     with pytest.raises(ConfigError, match="mask_token 40 is outside the vocabulary of 40"):
         validate(token_settings(data={"mask": 0.2, "mask_token": 40}), "t")
+
+
+def test_another_config_of_a_model_is_another_training(texts: Path, tiny: dict[str, Any]) -> None:
+    """Recordings and baselines are found again by what decides a run, and a results folder is of one."""
+    settings = token_settings(kind="replay", method="none", moments="exact")
+    Path("tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    (first,) = run_experiment("tiny.yaml").data["runs"]
+    config = texts / "gpt2" / "config.json"
+    told = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps(told | {"n_layer": 2, "activation_function": "relu"}), encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"run on other data than tokens.bin or gpt2/config.json holds"):
+        run_experiment("tiny.yaml")
+    (second,) = run_experiment("tiny.yaml", ["output=other"]).data["runs"]
+    assert second["parameters"] > first["parameters"]
+    assert second["final"]["baseline"] != first["final"]["baseline"]
+    other = validate(tiny, "t")
+    assert content(other) == fingerprint(other.data), "of other models the settings tell all"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.errors import ConfigError, ExperimentError, StorageError
 from dynaquant_core.experiments import Progress, events, run_experiment, seed_rows, summary
 from dynaquant_core.experiments.children import Children
 from dynaquant_core.experiments.config import load_experiment
@@ -85,6 +85,42 @@ def test_a_grid_that_gained_rows_runs_only_those(tiny_file: Path) -> None:
     assert (rows[0]["degradation_max"], rows[0]["stale_times_interval"]) == ("0.0", "0.0")
     (row,) = seed_rows(data["runs"])
     assert (row["seeds"], row["kills"], row["final"]) == ("2", "0", "+0.00% ± 0.00%")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_the_system_refuses_costs_one_row(tiny_file: Path, jobs: int) -> None:
+    """It was told as a bug, and the rows after it were not begun."""
+    base = [*EXACT, "steps=10", "output=out"]
+    run_experiment(tiny_file, base)
+    Path("out/run-1/process.log").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"run-1/process\.log cannot be written: Is a directory"):
+        run_experiment(tiny_file, [*base, "seeds=[0, 1, 2]"], jobs=jobs)
+    kept = json.loads(Path("out/results.json").read_text(encoding="utf-8"))["runs"]
+    assert [run["seed"] for run in kept] == [0, 2]
+
+
+def test_an_error_of_the_system_leaves_the_rest_to_go_on() -> None:
+    def refused() -> None:
+        raise OSError(24, "Too many open files")
+
+    def keep(name: str, result: object) -> None:
+        told.append(name)
+        if name == "second":
+            raise OSError(28, "No space left on device", "results.json")
+
+    told: list[str] = []
+    tasks = [Task("first", refused), Task("needs it", str, needs=("first",))]
+    tasks += [Task("second", str), Task("third", str)]
+    with Children() as children, pytest.raises(StorageError, match=r"refused .*Too many open files\)"):
+        run_tasks(tasks, 1, keep, children)
+    assert told == ["second", "third"]
+    told.clear()
+    with (
+        Children() as children,
+        pytest.raises(StorageError, match=r"No space left on device: 'results\.json'"),
+    ):
+        run_tasks(tasks[2:], 1, keep, children)
+    assert told == ["second", "third"]
 
 
 def test_a_row_that_fails_may_be_taken_out_again(tiny_file: Path) -> None:

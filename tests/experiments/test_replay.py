@@ -248,6 +248,7 @@ def test_a_disk_without_room_is_refused_before_the_first_step(monkeypatch: pytes
     [
         ({"failures": 2}, "failures must be 0, not 2"),
         ({"failures": {"at": [15]}}, "failures must be 0"),
+        ({"restores": "swap"}, "restores: swap says what becomes of a failure, and kind: replay has none"),
         ({"kind": "train", "as_restored": True}, "as_restored belongs to kind: replay"),
         ({"kind": "reply"}, "kind: expected 'train', "),
         ({"grid": {"failures": [0, 1]}}, "grid failures=1: a replay trains nothing"),

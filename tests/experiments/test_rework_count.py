@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import Results, summary
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.config.grid import expand
@@ -38,9 +39,11 @@ class Quadratic:
         assert batches is self.data.search
         return [self.w**2 / 2]
 
-    def advance(self) -> float:
+    def backward(self) -> float:
+        return self.w**2 / 2
+
+    def update(self) -> None:
         self.w -= self.rate * self.w
-        return self.w
 
 
 @given(st.floats(0.01, 0.9), st.floats(0.5, 10.0), st.floats(1.0, 100.0))
@@ -58,6 +61,15 @@ def test_a_restore_that_is_no_worse_costs_nothing_and_one_that_never_heals_is_gi
     better, hopeless = Quadratic(1.0, 0.1), Quadratic(2.0, 0.0)
     assert count_rework(better, 0.5, 100) == (0, True)  # type: ignore[arg-type]
     assert count_rework(hopeless, 0.5, 9) == (9, False)  # type: ignore[arg-type]
+
+
+def test_a_repeat_that_diverges_is_given_up(workplace: Path) -> None:
+    """Small batches after a coarse restore may; the other repeats are worth having."""
+    trainer = Trainer(expand(validate(settings(optimizer={"name": "sgd", "lr": 1e30}), "x"))[0])
+    assert count_rework(trainer, 0.0, 20) == (20, False)
+    assert trainer.step < 20
+    with pytest.raises(ExperimentError, match=r"training loss is (nan|inf) at step"):
+        trainer.advance()
 
 
 def test_rework_on_real_ratings_equals_a_count_without_any_of_this(workplace: Path) -> None:

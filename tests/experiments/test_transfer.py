@@ -24,7 +24,7 @@ from dynaquant_core.experiments.pretraining import pretraining, put_weights, rea
 from dynaquant_core.experiments.trainer import Trainer
 from dynaquant_core.store.store import CheckpointStore
 from tests.experiments.conftest import enter_workplace, tiny_settings
-from tests.experiments.states import assert_same
+from tests.experiments.states import assert_same, cut_short
 
 DATA = {"name": "bytes", "batch": 4, "context": 16, "search_tokens": 512, "heldout_tokens": 512}
 
@@ -157,6 +157,23 @@ def test_a_pre_training_that_was_made_anew_in_other_bits_is_another_start(done: 
     assert {progress.run for progress in said} == {"run 1 of 1, seed 0"}
 
 
+def test_an_update_of_torch_does_not_touch_what_is_finished(
+    done: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pre-training would be recorded in another folder now; what it read is the same."""
+    rhyme, said = Path("../data/rhyme.txt"), list[Progress]()
+    before = rhyme.read_text(encoding="utf-8")
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(f"{torch.__version__}.later"))
+    assert run_experiment("tiny.yaml", ["output=first"], said.append).data["runs"] == done.data["runs"]
+    assert said == []
+    try:
+        rhyme.write_text(before + "five six", encoding="utf-8")
+        with pytest.raises(ExperimentError, match=r"run-0 was run on other data than rhyme\.txt or verse"):
+            run_experiment("tiny.yaml", ["output=first"])
+    finally:
+        rhyme.write_text(before, encoding="utf-8")
+
+
 def test_a_run_that_was_cut_short_keeps_its_checkpoint(done: Results) -> None:
     def interrupt(progress: Progress) -> None:
         if progress.run.startswith("run") and progress.step >= 5:
@@ -200,6 +217,20 @@ def test_a_whole_run_from_a_file_and_one_that_does_not_fit() -> None:
     assert run["checkpoints"][0]["met"]
     with pytest.raises(ExperimentError, match=r"weights.pt does not fit the model \(.*expected \[256, 64\]"):
         run_experiment("file.yaml", ["output=wide", "steps=10", "model.width=64"])
+
+
+@pytest.mark.usefixtures("done")
+def test_a_run_goes_on_with_weights_that_lie_elsewhere_now() -> None:
+    torch.save(read_weights(recorded()), "here.pt")
+    own = {"source": "here.pt", "data": DATA | {"source": "verse.txt"}}
+    path = Path("moved.yaml")
+    path.write_text(yaml.safe_dump(transfer_settings() | {"pretrained": own}), encoding="utf-8")
+    (before,) = run_experiment(path, ["output=moved", "steps=10"]).data["runs"]
+    cut_short(Path("moved/run-0/events.jsonl"))
+    shutil.move("here.pt", "../data/here.pt")
+    (run,) = run_experiment(path, ["output=moved", "steps=10"]).data["runs"]
+    assert run["final"] == before["final"]
+    assert Job.read(Path("moved/run-0")).start == Path("../data/here.pt").resolve()
 
 
 @pytest.mark.usefixtures("done")
@@ -247,10 +278,15 @@ def test_heads_may_be_new_and_all_else_must_be_there() -> None:
         ({"kind": "train"}, "pretrained belongs to kind: transfer"),
         ({"failures": 1}, "a transfer saves its one checkpoint before it trains, so failures must be 0"),
         ({"as_restored": True}, "as_restored belongs to kind: replay"),
+        ({"restores": "swap"}, "restores: swap says what becomes of a failure, and kind: transfer has none"),
         ({"pretrained": {}}, "give source .* or steps"),
         ({"pretrained": {"steps": 3, "source": "x"}}, "give source .* or steps"),
         ({"pretrained": {"source": "x", "seed": 3}}, "seed: weights from a file are not trained again"),
         ({"pretrained": {"steps": 3, "checkpoint_every": 4}}, r"checkpoint_every \(4\) is over steps \(3\)"),
+        (
+            {"pretrained": {"steps": 50, "checkpoint_every": 40}},
+            r"checkpoint_every \(40\) does not divide steps \(50\): the last .* would be that of step 40",
+        ),
         ({"pretrained": {"step": 3}}, "pretrained: unknown key 'step'; did you mean 'steps'"),
         (
             {"pretrained": {"steps": 3, "data": {"name": "cifar"}}},

@@ -16,6 +16,8 @@ __all__ = ["WHOLE", "AblationKeys", "Axis"]
 
 #: What `measure: bins` may take for one checkpoint, unless more or less is given.
 SECONDS = 1800.0
+#: What `measure: bins` has no use for, as usual: there is no base, and every point is tried.
+NOT_OF_BINS: Mapping[str, Any] = {"fix": {}, "search": True, "as_restored": False, "max_chain": 8}
 #: Keys that belong to the whole experiment, whose runs cannot differ in them.
 WHOLE = frozenset({"name", "output", "grid", "kind", "seeds", "axis", "of", "measure"})
 
@@ -87,6 +89,12 @@ class AblationKeys(Section):
         varies = self.axis is not None and self.axis.key == "time_limit"
         if self.measure != "bins" and (varies or self.time_limit != SECONDS):
             raise ValueError("time_limit belongs to measure: bins")
+        idle = [key for key, value in NOT_OF_BINS.items() if getattr(self, key, value) != value]
+        if self.measure == "bins" and idle:
+            raise ValueError(
+                f"measure: bins drafts each checkpoint on its own at points of its own, so "
+                f"{' and '.join(idle)} would change nothing; leave it out"
+            )
         if isinstance(self.search, dict) and self.fix:
             raise ValueError("give search a point, or fix a part of it, not both")
         return self

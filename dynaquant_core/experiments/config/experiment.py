@@ -153,6 +153,11 @@ class Experiment(AblationKeys):
                 f"a replay trains nothing that could fail, so failures must be 0, not {self.failures!r}; "
                 f"use kind: train"
             )
+        if self.restores != "kill" and (self.replays or self.kind == "transfer"):
+            raise ValueError(
+                f"restores: {self.restores} says what becomes of a failure, and kind: {self.kind} has none; "
+                f"leave it out"
+            )
         if self.as_restored and not self.replays:
             raise ValueError("as_restored belongs to kind: replay; a run that trains is restored by failures")
         own, metric = (self.rework, self.buckets), self.evaluate.metric

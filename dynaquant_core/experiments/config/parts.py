@@ -187,7 +187,12 @@ class OptimizerSection(Section):
                     f"{self.name} has no {key}, so it would change nothing; drop it, or vary the optimizer "
                     "as a whole"
                 )
-        if self.schedule == "cosine" and self.min_lr > self.lr:
+        if self.schedule == "constant" and self.min_lr:
+            raise ValueError(
+                f"min_lr: {self.min_lr:g} is where a cosine ends, so with schedule: constant it would change "
+                f"nothing; drop it, or vary the optimizer as a whole"
+            )
+        if self.min_lr > self.lr:
             raise ValueError(f"min_lr: {self.min_lr:g} is above lr: {self.lr:g}, and the cosine ends there")
         return self
 

@@ -104,7 +104,7 @@ class TwoBitSystem(Section):
     Each replica draws batches of its own, so a step sees ``replicas`` times ``data.batch`` items.
 
     Args:
-        threshold: t of the codes, or name pattern -> t; null: dense, what two bits are measured against.
+        threshold: t of the codes, or name pattern -> t; null: dense.
         negative_threshold: size of what is sent below zero; null: as ``threshold``.
         warmup: first steps that are reduced densely.
         replicas: how many.
@@ -121,6 +121,11 @@ class TwoBitSystem(Section):
         if self.threshold is None and (self.negative_threshold is not None or self.warmup):
             raise ValueError("threshold: null is dense throughout; leave out negative_threshold and warmup")
         return self
+
+    @property
+    def dense(self) -> TwoBitSystem:
+        """As many replicas without codes: they see the same items, so two bits are measured against them."""
+        return TwoBitSystem(name="two_bit", threshold=None, replicas=self.replicas)
 
 
 SystemSection = Annotated[SmaqSystem | SamoSystem | PrunedSystem | TwoBitSystem, Field(discriminator="name")]

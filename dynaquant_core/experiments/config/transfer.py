@@ -17,7 +17,8 @@ class Pretrained(Section):
         source: a file of weights (.safetensors, .pt, .pth, .th, .bin): a path, tried as given and under the
             data root, or ``package:NAME/FILE``, a file inside an installed package.
         steps: of the training, where there is no ``source``.
-        checkpoint_every: steps between recorded states; by default only the last one is recorded.
+        checkpoint_every: steps between recorded states, a divisor of ``steps``, since the fine-tuning starts
+            from the last one; by default only that is recorded.
         optimizer: of the training; by default the fine-tuning's.
         seed: of the training: one for all seeds of the fine-tuning.
         data: what it was trained on, or is judged by: its search set is what the compression may look at.  By
@@ -41,8 +42,14 @@ class Pretrained(Section):
         trains = [name for name, value in given.items() if value]
         if self.source is not None and trains:
             raise ValueError(f"{', '.join(trains)}: weights from a file are not trained again")
-        if self.steps is not None and (self.checkpoint_every or 1) > self.steps:
-            raise ValueError(f"checkpoint_every ({self.checkpoint_every}) is over steps ({self.steps})")
+        every = self.checkpoint_every or 1
+        if self.steps is not None and every > self.steps:
+            raise ValueError(f"checkpoint_every ({every}) is over steps ({self.steps})")
+        if self.steps is not None and self.steps % every:
+            raise ValueError(
+                f"checkpoint_every ({every}) does not divide steps ({self.steps}): the last recorded state, "
+                f"which the fine-tuning starts from, would be that of step {self.steps - self.steps % every}"
+            )
         return self
 
     @property

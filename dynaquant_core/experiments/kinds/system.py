@@ -8,7 +8,7 @@ from typing import Any, final
 
 from dynaquant_core.experiments.baseline import Baseline, find_baseline, train_baseline
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.config.systems import SmaqSystem
+from dynaquant_core.experiments.config.systems import SmaqSystem, TwoBitSystem
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Kind, Planned
@@ -22,7 +22,7 @@ __all__ = ["Shrinking"]
 
 @final
 class Shrinking(Kind):
-    """The baseline of a seed is the same training without the system."""
+    """The baseline of a seed is the same training without the system; of two bits, of as many replicas."""
 
     def preflight(self, run: Experiment, data: str) -> None:  # noqa: ARG002
         """Refuses weights that are not there, and a format that does not exist."""
@@ -42,7 +42,7 @@ class Shrinking(Kind):
 
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Trains to the end."""
-        if not planned.job.diary.exists():
+        if not planned.job.finished:  # its weights may lie elsewhere than when it began
             planned.job.write()
         diary = complete(planned.job, (), planned.label, watcher)
         return system_entry(planned.run, diary, _baseline(planned, watcher))
@@ -54,4 +54,6 @@ def _start(run: Experiment) -> Path | None:
 
 def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
     run, job = planned.run, planned.job
+    if isinstance(run.system, TwoBitSystem):
+        run = run.model_copy(update={"system": run.system.dense})
     return train_baseline(run, planned.data, planned.machine, planned.label, watcher, start=job.start)

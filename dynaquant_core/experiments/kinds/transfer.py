@@ -11,10 +11,9 @@ from dynaquant_core.experiments import events
 from dynaquant_core.experiments.baseline import Baseline, baseline_key, find_baseline, train_baseline
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
-from dynaquant_core.experiments.data.registry import fingerprint
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.kinds.base import Kind, Planned
-from dynaquant_core.experiments.pretraining import pretraining, start_digest, start_path
+from dynaquant_core.experiments.pretraining import own_content, pretraining, start_digest, start_path
 from dynaquant_core.experiments.record import record
 from dynaquant_core.experiments.recording import find_recording, recording_folder, same_training
 from dynaquant_core.experiments.results import transfer_entry
@@ -32,7 +31,7 @@ class Transferred(Kind):
         start_path(run)
         if run.pretrained is not None and run.pretrained.source is None:
             training = pretraining(run)
-            judged = fingerprint(training.data)
+            judged = own_content(training)
             find_recording(recording_folder(training, judged), training, judged)
 
     def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
@@ -48,7 +47,7 @@ class Transferred(Kind):
     def entry(self, planned: Planned, watcher: Watcher) -> dict[str, Any]:
         """Compresses and fine-tunes."""
         baseline = _baseline(planned, watcher)
-        if not planned.job.diary.exists():
+        if not planned.job.finished:  # its weights may lie elsewhere than when it began
             planned.job.write()
         diary = complete(planned.job, (), planned.label, watcher)
         return transfer_entry(planned.run, diary, baseline)
@@ -62,9 +61,10 @@ def _baseline(planned: Planned, watcher: Watcher) -> Baseline:
         return found
     training = pretraining(run)
     if run.pretrained is not None and run.pretrained.source is None:
-        record(training, fingerprint(training.data), planned.label, watcher, job.threads)
+        record(training, own_content(training), planned.label, watcher, job.threads)
         _require_same_start(planned, training)
-    return train_baseline(run, _read(planned), planned.machine, planned.label, watcher, start=job.start)
+    start = start_path(run)  # of a finished run another than it had, after an update of torch
+    return train_baseline(run, _read(planned), planned.machine, planned.label, watcher, start=start)
 
 
 def _found(planned: Planned) -> Baseline | None:

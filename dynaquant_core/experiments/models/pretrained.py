@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from dynaquant_core.errors import DependencyError, ExperimentError
 
-__all__ = ["HF", "MiniLM"]
+__all__ = ["HF", "MiniLM", "config_file"]
 
 
 #: The library's class for each task.
@@ -44,6 +44,18 @@ def library() -> Any:
             "pip install 'dynaquant[transformers]'."
         ) from None
     return transformers
+
+
+def config_file(folder: Path) -> Path:
+    """The file that an `HF` is made from.
+
+    Raises:
+        ExperimentError: the folder has none.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ExperimentError(f"model: {folder} has no config.json; give the folder of a saved model.")
+    return path
 
 
 class MiniLM(nn.Module):
@@ -137,8 +149,7 @@ class HF(nn.Module):
     ) -> None:
         super().__init__()
         transformers = library()
-        if not (folder / "config.json").is_file():
-            raise ExperimentError(f"model: {folder} has no config.json; give the folder of a saved model.")
+        config_file(folder)
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
             for name, value in _changes(config, task, classes, dropout, pad).items():

@@ -9,12 +9,13 @@ from dynaquant_core.experiments.figures import model_label, setting_label
 from dynaquant_core.experiments.overhead import ALLOWED, Overhead, overhead_of
 from dynaquant_core.experiments.price import Run
 from dynaquant_core.experiments.report.table import Row, percent
+from dynaquant_core.experiments.restores import unplanned
 
 __all__ = ["overhead_rows"]
 
 
 def overhead_rows(runs: Sequence[Run]) -> list[Row]:
-    """A row for each model, method, threshold and interval, mean over its runs.
+    """A row for each model, method, threshold and interval, mean over its runs; interrupted ones apart.
 
     Example:
         >>> overhead_rows([])
@@ -22,7 +23,10 @@ def overhead_rows(runs: Sequence[Run]) -> list[Row]:
     """
     groups: dict[tuple[str, str, float, int], list[Overhead]] = {}
     for run in runs:
-        setting = (model_label(run), setting_label(run), run["threshold"], run["interval_steps"])
+        label = setting_label(run)
+        if extra := unplanned(run):  # it was restored, and is not averaged with one that was not
+            label += f", +{extra} unplanned"
+        setting = (model_label(run), label, run["threshold"], run["interval_steps"])
         groups.setdefault(setting, []).append(overhead_of(run))
     return [_row(*setting, alike) for setting, alike in groups.items()]
 

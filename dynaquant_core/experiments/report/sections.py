@@ -66,10 +66,11 @@ SECTIONS: Final[Mapping[str, Section]] = {
     ),
     "systems": Section(
         "Systems",
-        "A training under a system that shrinks what it holds or moves, beside the same training without.  "
-        "Smaller: of SmaQ and its rivals raw over stored bytes of all that they code; of SAMO the dense "
-        "training state over what is held; of two bits gradients in float32 over what replicas hand in, the "
-        "warm-up included.  Seconds are those of a machine that may have had other work.",
+        "A training under a system that shrinks what it holds or moves, beside the same training without "
+        "(of two bits, as many replicas reduced densely).  Smaller: of SmaQ and its rivals raw over stored "
+        "bytes of all that they code; of SAMO the dense training state over what is held; of two bits "
+        "gradients in float32 over what replicas hand in, the warm-up included.  Seconds are those of a "
+        "machine that may have had other work.",
         system_runs,
         {"By setting": system_rows, "Roles": role_rows, "State, in bytes": state_rows},
         draw_systems,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from dynaquant_core.experiments.figures import by_model, by_setting, setting_label
-from dynaquant_core.experiments.price import Figure, Run
+from dynaquant_core.experiments.price import Figure, Run, replicas_label
 from dynaquant_core.experiments.report.palette import COLOURS, GREY
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, number, percent, times
@@ -29,6 +30,8 @@ COLUMNS = {
 
 #: Letters of a line of a plot's labels.
 LABEL = 44
+#: Of grey bands, one for each number of replicas.
+HATCHES = (None, "//", "..")
 #: A number to the right of its mark.
 BESIDE: Mapping[str, Any] = {
     "xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": "small", "color": GREY,
@@ -82,7 +85,8 @@ def state_rows(runs: Sequence[Run]) -> list[Row]:
 def draw_systems(canvas: Canvas, runs: Sequence[Run]) -> None:
     """The final metric, a line a setting, a mark a seed and its number.
 
-    Grey, as the legend says: the trainings without a system, from the best seed to the worst.
+    Grey, as the legend says: the trainings without a system, from the best seed to the worst; of two bits
+    those of as many replicas.
     """
     models = by_model(runs)
     canvas.set_figheight(max(4.0, 0.5 * max(len(by_setting(mine)) for mine in models.values())))
@@ -106,9 +110,12 @@ def _panel(axes: Axes, runs: Sequence[Run]) -> None:
             axes.annotate(told, (max(known), -index), **BESIDE)
         if len(known) < len(values):
             axes.annotate("diverged", (0.02, -index), xycoords=("axes fraction", "data"), va="center")
-    plain = [run["final"]["baseline"] for run in runs]
     axes.margins(x=0.12)  # the last number needs room
-    axes.axvspan(min(plain), max(plain), color=GREY, alpha=0.3, linewidth=1, label="without a system")
+    plain: dict[str, list[float]] = {}
+    for run in runs:
+        plain.setdefault(f"without a system{replicas_label(run)}", []).append(run["final"]["baseline"])
+    for (label, values), hatch in zip(plain.items(), cycle(HATCHES), strict=False):
+        axes.axvspan(min(values), max(values), color=GREY, alpha=0.3, linewidth=1, hatch=hatch, label=label)
     wrapped = [fill(label, LABEL) for label in labels]
     axes.set_yticks([-index for index in range(len(labels))], wrapped, fontsize="small")
 

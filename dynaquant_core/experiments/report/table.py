@@ -162,7 +162,7 @@ def _checkpoint_row(entry: Mapping[str, Any]) -> Row:
         "ratio": times(entry["raw_bytes"] / entry["stored_bytes"]),
         "weights ratio": times(part_ratio(entry, "weight")),
         "search": worse(degradation["search"]),
-        "held-out": f"{worse(degradation['heldout'])} ± {percent(degradation['heldout_se'])}",
+        "held-out": worse(degradation["heldout"]) + _give_or_take(degradation["heldout_se"]),
         "met": "yes" if entry["met"] else "NO",
         "evaluations": str(entry["evaluations"]),
         "unchanged": percent(entry["unchanged"]),
@@ -238,6 +238,10 @@ def worse(degradation: float | None) -> str:
         ('+1.23%', '+inf%')
     """
     return percent(math.inf if degradation is None else degradation, signed=True)
+
+
+def _give_or_take(error: float | None) -> str:
+    return "" if error is None else f" ± {percent(error)}"
 
 
 def number(value: float | None, *, digits: int = 3) -> str:

@@ -9,6 +9,7 @@ the repeat alone, so that every method meets the same ones.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,13 +80,17 @@ def count_rework(trainer: Trainer, target: float, most: int) -> tuple[int, bool]
         most: iterations before it is given up.
 
     Returns:
-        The iterations, and whether the loss came back; 0 where it is there at once.
+        The iterations, and whether the loss came back; 0 where it is there at once.  A training that diverges
+        has not come back, and counts as given up.
     """
     for count in range(most + 1):
         if mean(trainer.quality(trainer.data.search)) <= target:
             return count, True
         if count < most:
-            trainer.advance()
+            loss = trainer.backward()
+            trainer.update()
+            if not math.isfinite(loss):
+                break
     return most, False
 
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import final
 
+from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
 from dynaquant_core.experiments.data.dataset import Batch
 from dynaquant_core.experiments.job import Job
-from dynaquant_core.experiments.life import in_curve, mean, note, note_start, say
+from dynaquant_core.experiments.life import in_curve, mean, measured, note, note_start, say
 from dynaquant_core.experiments.pretraining import put_weights, read_weights
 from dynaquant_core.experiments.systems.registry import make_system
-from dynaquant_core.experiments.trainer import Trainer
+from dynaquant_core.experiments.trainer import Trainer, diverged
 
 __all__ = ["SystemRun"]
 
@@ -23,13 +24,14 @@ class SystemRun:
     """Trains under a system; writes events ``loss``, ``reference`` and ``final``.
 
     A run that was cut short begins anew.  One that diverges ends there, which is a result: narrow formats do.
+    A baseline that diverges is an error, as any is: nothing could be compared with it.
 
     Args:
         job: of a run with a section ``system``.
 
     Raises:
         ConfigError: the system does not fit the model.
-        ExperimentError: data or pre-trained weights are missing.
+        ExperimentError: data or pre-trained weights are missing, or a baseline diverged.
     """
 
     def __init__(self, job: Job) -> None:
@@ -65,6 +67,8 @@ class SystemRun:
         loss = self._system.advance()
         self._trainer.seconds += time.perf_counter() - started
         if not math.isfinite(loss):
+            if not self._job.saves:
+                raise ExperimentError(diverged(loss, self._trainer.step))
             return False
         step, experiment = self._trainer.step, self._job.experiment
         if in_curve(step, experiment.steps, experiment.checkpoint_every):
@@ -75,5 +79,8 @@ class SystemRun:
 
     def _quality(self, batches: Sequence[Batch]) -> float | None:
         """The mean over batches; None where it is no number."""
-        value = mean(self._trainer.quality(batches))
+        values = self._trainer.quality(batches)
+        if not self._job.saves:
+            return measured(values, self._trainer.step)
+        value = mean(values)
         return value if math.isfinite(value) else None
