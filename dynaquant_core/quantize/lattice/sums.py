@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import kernels
+from dynaquant_core.quantize.lattice.scattered import scattered
 from dynaquant_core.quantize.torch_path import chunks
 from dynaquant_core.threads import map_threads
 
@@ -83,8 +84,8 @@ def deviation(flat: Tensor, pivot: float, reach: float) -> float:
 
 def surroundings(flat: Tensor) -> tuple[float, float]:
     """(median, distance from it within which 99 in 100 values lie), of a sample of finite values."""
-    stride = -(-flat.numel() // LOOK) | 1  # odd, so that it meets every column of a matrix
-    values = flat[::stride].to("cpu", torch.float32).numpy()
+    sample = flat if flat.numel() <= LOOK else flat[scattered(flat.numel(), LOOK).to(flat.device)]
+    values = sample.to("cpu", torch.float32).numpy()
     median = np.partition(values, (values.size - 1) // 2)[(values.size - 1) // 2]
     away = np.abs(values.astype(np.float64) - median)
     place = int(USUAL * (away.size - 1))
