@@ -213,7 +213,8 @@ def widened(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
     """
     exponent, mantissa = (bits >> np.uint32(MANTISSA)).astype(np.int32), bits & np.uint32((1 << MANTISSA) - 1)
     whole = mantissa.astype(np.float64) + np.where(exponent > 0, 2.0**MANTISSA, 0.0)
-    return np.ldexp(whole, np.maximum(exponent, 1) - (127 + MANTISSA))
+    values: NDArray[np.float64] = np.ldexp(whole, np.maximum(exponent, 1) - (127 + MANTISSA))
+    return values
 
 
 def narrowed(numbers: NDArray[np.float64]) -> NDArray[np.uint32]:
@@ -221,7 +222,8 @@ def narrowed(numbers: NDArray[np.float64]) -> NDArray[np.uint32]:
     fraction, exponent = np.frexp(numbers)  # number = fraction * 2^exponent, fraction from 1/2 up
     lowest = np.maximum(exponent, -125)  # from here down float32 has one grid
     whole = np.floor(np.ldexp(fraction, exponent - lowest + MANTISSA + 1)).astype(np.uint32)
-    return whole + ((lowest + 125).astype(np.uint32) << np.uint32(MANTISSA))
+    bits: NDArray[np.uint32] = whole + ((lowest + 125).astype(np.uint32) << np.uint32(MANTISSA))
+    return bits
 
 
 def assemble(edges: NDArray[np.float64], limits: NDArray[np.float32], shift: int, *, signed: bool) -> Tables:

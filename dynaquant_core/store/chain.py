@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.errors import CorruptFileError, DynaQuantError, LimitError, MissingBaseError
 from dynaquant_core.format import FileReader, Index
 from dynaquant_core.methods.base import Method, Reference, StreamSource
@@ -98,6 +99,7 @@ class Chain:
         for link in self._links:
             link.reader.verify()
 
+    @plainly
     def hold(self, names: Iterable[str] | None = None) -> dict[str, HeldPart]:
         """Decodes every part.
 

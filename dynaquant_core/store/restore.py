@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError
 from dynaquant_core.state import TensorSpec, flatten, unflatten
@@ -22,6 +23,7 @@ __all__ = ["fill", "part_of_state", "require_fit", "whole_state"]
 NAMED = 5
 
 
+@plainly
 def whole_state(link: Link, held: Mapping[str, HeldPart], device: str | torch.device | None) -> Any:
     """The state of a checkpoint, its tensors on ``device`` (None: the CPU).
 
@@ -33,6 +35,7 @@ def whole_state(link: Link, held: Mapping[str, HeldPart], device: str | torch.de
     return unflatten(link.index.skeleton, _Lookup(link, tensors))
 
 
+@plainly
 def part_of_state(chain: Chain, names: str | Iterable[str], device: str | torch.device | None) -> Any:
     """The part of a state that ``names`` cover; everything else is neither decoded nor returned.
 
@@ -131,6 +134,7 @@ def _live(tree: Any) -> dict[str, Tensor]:
     return {leaf.name: leaf.tensor for leaf in flatten(tree).leaves if leaf.source != "data"}
 
 
+@plainly
 def fill(tree: Any, link: Link, held: Mapping[str, HeldPart]) -> None:
     """Writes a checkpoint into ``tree``: tensors and arrays in place, one at a time; other values replaced.
 

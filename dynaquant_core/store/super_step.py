@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.methods.base import Merging, Method
 from dynaquant_core.store.catalogue import Catalogue, Entry, Scan
 from dynaquant_core.store.chain import open_chain
@@ -104,6 +105,7 @@ class SuperSteps:
         self._policy = policy
         self._own = own
 
+    @plainly
     def merge(self) -> Base | None:
         """Merges what is due below the newest checkpoint.
 

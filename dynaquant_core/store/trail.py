@@ -19,6 +19,7 @@ import xxhash
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.errors import CheckpointNotFoundError, MissingBaseError
 from dynaquant_core.methods.base import Draft, Method
@@ -127,6 +128,7 @@ class Trail:
         last = self._base
         return prepared.saving(self._base_for(prepared.division, like), None, last)
 
+    @plainly
     def commit(self, sealed: Sealed, folder: Path) -> tuple[CheckpointInfo, BaseLink]:
         """Puts what ``sealed`` builds on into ``folder`` and writes it there; files there stay.
 
