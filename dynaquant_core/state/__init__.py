@@ -10,6 +10,7 @@ from __future__ import annotations
 from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.given import given_names
 from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.limits import memory_limit
 from dynaquant_core.state.memory import address_of
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.pages import copied_together, empty_tensor
@@ -58,6 +59,7 @@ __all__ = [
     "is_two_valued",
     "leaf_names",
     "matches",
+    "memory_limit",
     "moment_kind",
     "owned_by",
     "pack",

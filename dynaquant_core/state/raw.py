@@ -6,7 +6,6 @@ payload, a negative zero and a subnormal survive like any other value.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dynaquant_core.errors import LimitError
+from dynaquant_core.state.limits import SURE, memory_limit
 from dynaquant_core.state.spec import TensorSpec, dtype_of, item_bytes
 
 __all__ = ["bytes_of", "empty_words", "tensor_of", "words_of"]
@@ -83,12 +83,12 @@ def empty_words(spec: TensorSpec) -> Words:
     """Uninitialised words for a tensor that a file announces.
 
     Raises:
-        LimitError: the announced size is more than this machine's memory; nothing was allocated.
+        LimitError: the announced size is more memory than this process can have; nothing was allocated.
     """
     size = item_bytes(spec.dtype)
     nbytes = spec.nbytes
     advice = "the file is damaged, or must be loaded on a larger machine or with names=."
-    if nbytes > _machine_bytes():
+    if nbytes > SURE and nbytes > memory_limit():
         raise LimitError(f"A tensor of shape {spec.shape} needs {nbytes} bytes, over all memory; {advice}")
     try:
         return np.empty(nbytes // min(size, 8), _WORDS[size])
@@ -96,8 +96,3 @@ def empty_words(spec: TensorSpec) -> Words:
         raise LimitError(
             f"A tensor of shape {spec.shape} needs {nbytes} bytes that are not free; {advice}"
         ) from error
-
-
-def _machine_bytes() -> int:
-    """Physical memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -22,6 +22,7 @@ from dynaquant_core.store.descriptors import make_room
 from dynaquant_core.store.disk import file_identity, guarded
 from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
 from dynaquant_core.store.parts import Base, HeldPart
+from dynaquant_core.store.room import require_room
 
 __all__ = ["MAX_DEPTH", "Chain", "Decoded", "Link", "chain_of", "open_chain"]
 
@@ -100,17 +101,21 @@ class Chain:
             link.reader.verify()
 
     @plainly
-    def hold(self, names: Iterable[str] | None = None) -> dict[str, HeldPart]:
+    def hold(self, names: Iterable[str] | None = None, *, whole: bool = False) -> dict[str, HeldPart]:
         """Decodes every part.
 
         Args:
             names: restricts the tensors; None = all.
+            whole: all the tensors are then to be in host memory at once.
 
         Raises:
+            LimitError: this process cannot have the memory for them; nothing was decoded.
             CorruptFileError: a stream is damaged, or the links do not belong together.
             UnknownMethodError: a part was written by a method that is not installed.
         """
         wanted = None if names is None else set(names)
+        entries = [each for each in self.last.index.tensors if wanted is None or each.name in wanted]
+        require_room(self.last.entry.path, entries, self.last.meta.parts, whole=whole)
         held = {part: self._hold_part(part, wanted) for part in self.last.meta.parts}
         return {part: value for part, value in held.items() if value is not None}
 

@@ -17,7 +17,7 @@ from dynaquant_core.store.chain import Chain, Link
 from dynaquant_core.store.partial import data_leaves, prune
 from dynaquant_core.store.parts import HeldPart
 
-__all__ = ["fill", "part_of_state", "require_fit", "whole_state"]
+__all__ = ["fill", "is_host", "part_of_state", "require_fit", "whole_state"]
 
 #: Differences that an error names before it only counts them.
 NAMED = 5
@@ -56,7 +56,7 @@ def part_of_state(chain: Chain, names: str | Iterable[str], device: str | torch.
             f"No tensor of step {chain.last.entry.step} is covered by {patterns!r:.200}; "
             f"names count from the root, as in {some or 'a state with tensors'}."
         )
-    tensors = _tensors(chain.hold(wanted), _device(device))
+    tensors = _tensors(chain.hold(wanted, whole=is_host(device)), _device(device))
     order = iter(wanted)  # the smaller tree's own names may differ
     lookup = _Lookup(chain.last, tensors)
     return unflatten(skeleton, lambda _: lookup(next(order)))
@@ -83,6 +83,11 @@ def _tensors(held: Mapping[str, HeldPart], device: torch.device) -> dict[str, Te
     if device.type == "cpu":
         return {name: tensor for part in held.values() for name, tensor in part.reference.state().items()}
     return {name: tensor.to(device) for part in held.values() for name, tensor in part.reference.items()}
+
+
+def is_host(device: str | torch.device | None) -> bool:
+    """Whether tensors that go to a device lie in host memory; raises ConfigError where there is none such."""
+    return _device(device).type == "cpu"
 
 
 def _device(device: str | torch.device | None) -> torch.device:

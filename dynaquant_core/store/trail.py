@@ -34,7 +34,7 @@ from dynaquant_core.store.names import checkpoint_name, parse_name
 from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, config_data
 from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.remarks import Remarks
-from dynaquant_core.store.restore import part_of_state, whole_state
+from dynaquant_core.store.restore import is_host, part_of_state, whole_state
 from dynaquant_core.store.saving import Saving, Sealed
 from dynaquant_core.store.writer import next_base, write_file
 
@@ -199,7 +199,7 @@ class Trail:
             CheckpointNotFoundError, MissingBaseError, CorruptFileError, StorageError: it cannot be read.
         """
         with open_link(folder, link, self._settings.weights) as chain:
-            held = chain.hold()
+            held = chain.hold(whole=is_host(device))
             state = whole_state(chain.last, held, device)
             files = [KeptFile.of(link.entry, link.identity) for link in chain.links]
             self._base, self._files = chain.base(held), files
@@ -288,4 +288,4 @@ def read_link(
     with open_link(folder, link) as chain:
         if names is not None:
             return part_of_state(chain, names, device)
-        return whole_state(chain.last, chain.hold(), device)
+        return whole_state(chain.last, chain.hold(whole=is_host(device)), device)

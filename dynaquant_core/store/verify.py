@@ -104,6 +104,6 @@ class Decoder:
         known = last if last is not None and last.digest == entry.base_digest else None
         del last  # what begins anew needs room for one state, not two
         with open_chain(self._scan, entry, self._own, known) as chain:
-            held = chain.hold()
+            held = chain.hold(whole=True)
             whole_state(chain.last, held, None)
         self._last = Decoded(entry.digest, held)
