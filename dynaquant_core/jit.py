@@ -61,7 +61,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def _date(compiled: Any) -> None:
     """Has Numba ask for all files with kernels before it takes what it kept, beside the kernel's own."""
     cache = getattr(compiled, "_cache", None)  # none where NUMBA_DISABLE_JIT is set
-    kept = getattr(cache, "_cache_file", None)
+    kept: Any = getattr(cache, "_cache_file", None)
     if hasattr(kept, "_source_stamp"):
         kept._source_stamp = kept._source_stamp, _sources()
 

@@ -14,7 +14,7 @@ from dynaquant_core.state.limits import memory_limit
 from dynaquant_core.state.memory import address_of
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.pages import copied_together, empty_tensor
-from dynaquant_core.state.raw import bytes_of, empty_words, tensor_of, words_of
+from dynaquant_core.state.raw import bytes_of, copied, empty_words, tensor_of, words_of
 from dynaquant_core.state.rebuild import leaf_names, unflatten, unpack
 from dynaquant_core.state.roles import (
     Kind,
@@ -44,6 +44,7 @@ __all__ = [
     "bare_name",
     "bytes_of",
     "centred_names",
+    "copied",
     "copied_together",
     "copies_of",
     "dtype_name",
