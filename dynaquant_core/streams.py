@@ -22,7 +22,7 @@ def chosen_streams() -> list[torch.cuda.Stream]:
         >>> chosen_streams()
         []
     """
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     current = [torch.cuda.current_stream(number) for number in range(torch.cuda.device_count())]
     return [stream for stream in current if stream != torch.cuda.default_stream(stream.device)]
