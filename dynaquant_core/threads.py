@@ -20,7 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
+from dynaquant_core.arithmetic import plain_arithmetic, plainly
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.streams import chosen_streams, on_streams
 
 __all__ = ["MAX_THREADS", "cores", "in_background", "map_threads", "slices", "thread_count", "turn"]
 
@@ -176,8 +178,9 @@ def in_background(job: Callable[[], object], name: str, give_up: Callable[[], ob
 def map_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Applies ``function`` to every item, in parallel, and returns the results in the items' order.
 
-    Runs serially for one item, one thread, or a call from inside another `map_threads`.  It returns or raises
-    only when no call is running any more, so arrays that the calls write into may be reused at once.
+    Runs serially for one item, one thread, or a call from inside another `map_threads`; always in
+    `plain_arithmetic`, and on the caller's CUDA streams.  It returns or raises only when no call is running
+    any more, so arrays that the calls write into may be reused at once.
 
     Args:
         function: releases the interpreter lock where it matters; must not depend on the order of calls.
@@ -195,7 +198,8 @@ def map_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     work, most = list(items), thread_count()
     size = min(most, len(work))
     if size < 2 or _pool.nested():
-        return [function(item) for item in work]
+        with plain_arithmetic():
+            return [function(item) for item in work]
     return _Crew(function, work).run(_pool.get(most - 1), size - 1)
 
 
@@ -210,6 +214,7 @@ class _Crew(Generic[T, R]):
         self.results: dict[int, R] = {}
         self.errors: dict[int, BaseException] = {}
         self.turn = itertools.count()
+        self.streams = chosen_streams()
 
     def run(self, executor: ThreadPoolExecutor, helpers: int) -> list[R]:
         futures = self.called(executor, helpers)
@@ -244,9 +249,14 @@ class _Crew(Generic[T, R]):
         futures: list[Future[None]] = []
         with suppress(RuntimeError):
             while len(futures) < helpers:
-                futures.append(executor.submit(self.take))
+                futures.append(executor.submit(self.help))
         return futures
 
+    def help(self) -> None:
+        with on_streams(self.streams):
+            self.take()
+
+    @plainly
     def take(self) -> None:
         while not self.errors:
             index = next(self.turn)

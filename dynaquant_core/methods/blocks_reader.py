@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
-from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, sliced
+from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, require_floating, sliced
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize import blocks
 from dynaquant_core.state import TensorSpec, empty_tensor, empty_words
@@ -84,6 +84,7 @@ class BlocksDecoder:
     """Reads one checkpoint's streams against its base."""
 
     def __init__(self, source: StreamSource, base: BlocksReference | None) -> None:
+        require_floating(source)
         self._source, self._base = source, base
         self._place = read_layout(source, POOL_POSITIVE)
         self._scales = self._read_scales()

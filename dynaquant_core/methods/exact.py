@@ -15,6 +15,7 @@ from typing import Final
 
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints, Reference, Stream, StreamSource
@@ -76,6 +77,7 @@ class ExactDraft:
         return self._ref.digest(name) != self._digests[name]
 
     @property
+    @plainly
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """The live tensors: what a reader gets is what they are."""
         for name, tensor in self._live.items():

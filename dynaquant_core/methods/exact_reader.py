@@ -15,7 +15,7 @@ from dynaquant_core.methods.base import StreamSource
 from dynaquant_core.methods.digests import words_digest
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, sliced
 from dynaquant_core.methods.streams import decode_stream
-from dynaquant_core.state import TensorSpec, empty_words, tensor_of
+from dynaquant_core.state import TensorSpec, copied, empty_words
 from dynaquant_core.threads import map_threads
 
 __all__ = [
@@ -58,7 +58,7 @@ class ExactReference:
             MissingBaseError: this is a writer's reference, which knows a tensor by its digest only.
         """
         for name, spec in self.specs.items():
-            yield name, tensor_of(self.held(name).copy(), spec)
+            yield name, copied(self.held(name), spec)
 
     def state(self) -> dict[str, Tensor]:
         """All tensors."""

@@ -29,7 +29,7 @@ from dynaquant_core.quantize.even import MOST_BINS, host_values
 from dynaquant_core.quantize.kmeans.equal_start import fit_equal_start, nearest_centres
 from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.quantize.outliers import outliers
-from dynaquant_core.state import TensorSpec, empty_words, tensor_of, words_of
+from dynaquant_core.state import TensorSpec, copied, empty_words, words_of
 
 __all__ = ["Gobo", "GoboConfig"]
 
@@ -208,7 +208,7 @@ class Gobo(TensorMethod[GoboConfig, Layer, Layer]):
         if held.codes.size:
             words[~held.far] = level_words(held.codes, held.centres, spec)
         words[held.far] = held.words
-        return tensor_of(words, spec)
+        return copied(words, spec)
 
     def write(self, name: str, coded: Layer) -> Iterable[Stream]:
         """``far``; then ``outliers`` and ``centres`` with ``packed`` or ``codes``, where there are any."""

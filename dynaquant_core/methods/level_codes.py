@@ -22,7 +22,7 @@ from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.quantize.even import EvenLevels
 from dynaquant_core.quantize.even_kernels import look_up
 from dynaquant_core.quantize.packing import code_width, pack, packed_bytes, unpack
-from dynaquant_core.state import TensorSpec, dtype_of, empty_words, tensor_of, words_of
+from dynaquant_core.state import TensorSpec, copied, dtype_of, empty_words, words_of
 
 __all__ = [
     "CODERS",
@@ -60,7 +60,7 @@ class Layer:
 
     def tensor(self, spec: TensorSpec) -> Tensor:
         """The levels that the codes stand for."""
-        return tensor_of(level_words(self.codes, self.levels.table(), spec), spec)
+        return copied(level_words(self.codes, self.levels.table(), spec), spec)
 
 
 def require_coder(owner: str, coder: object) -> None:
@@ -128,7 +128,7 @@ def read_levels(source: StreamSource, name: str, base: EvenLevels | None = None)
 
 
 def level_words(codes: Codes, table: NDArray[np.float32], spec: TensorSpec) -> NDArray[Any]:
-    """The words, in the dtype of ``spec``, of the values that codes stand for; for `state.tensor_of`."""
+    """The words, in the dtype of ``spec``, of the values that codes stand for; for `state.copied`."""
     values = words_of(torch.from_numpy(table).to(dtype_of(spec.dtype)))
     out = np.empty(codes.size, values.dtype)
     look_up(codes, values, out)

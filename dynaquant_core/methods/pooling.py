@@ -17,8 +17,10 @@ from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.streams import decode_stream
+from dynaquant_core.quantize.flat import FLOATS
+from dynaquant_core.state.spec import dtype_of
 
-__all__ = ["POOL_BYTES", "grouped", "read_layout", "sliced", "write_layout"]
+__all__ = ["POOL_BYTES", "grouped", "read_layout", "require_floating", "sliced", "write_layout"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -55,6 +57,20 @@ def write_layout(places: Sequence[int]) -> Stream:
     return Stream(
         "", "layout", *encode_smallest(np.array(places, np.uint8), None, ("raw", "zstd", "constant"))
     )
+
+
+def require_floating(source: StreamSource) -> None:
+    """Refuses a part whose codes stand for floating values, but of which a tensor is none.
+
+    Raises:
+        CorruptFileError: there is one.
+    """
+    for name, spec in source.specs.items():
+        if dtype_of(spec.dtype) not in FLOATS:
+            raise CorruptFileError(
+                f"The tensor {name!r} is {spec.dtype}, which its part cannot hold: the index is damaged; "
+                "load another checkpoint."
+            )
 
 
 def read_layout(source: StreamSource, highest: int) -> dict[str, int]:

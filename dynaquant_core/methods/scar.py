@@ -18,7 +18,7 @@ from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.tensorwise import expect_base
 from dynaquant_core.methods.words import CODECS
 from dynaquant_core.quantize.change import row_count, row_norms
-from dynaquant_core.state import TensorSpec, tensor_of, words_of
+from dynaquant_core.state import TensorSpec, copied, words_of
 
 __all__ = ["ROW", "Scar"]
 
@@ -127,7 +127,7 @@ class Scar(ShareMethod[Part, Saved]):
 
     def value(self, held: Saved, spec: TensorSpec) -> Tensor:
         """The words."""
-        return tensor_of(held.words.copy(), spec)
+        return copied(held.words, spec)
 
     def write(self, name: str, coded: Part) -> Iterator[Stream]:
         """Which partitions, and their words."""

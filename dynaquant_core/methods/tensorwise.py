@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeV
 
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import Hints, Reference, Space, Stream, StreamSource
@@ -227,6 +228,7 @@ class TensorDraft(Generic[P, C, H]):
         self._streams: dict[str, list[Stream]] = {}
 
     @property
+    @plainly
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as a reader would get them, on the live tensors' devices."""
         for name, tensor in self._live.items():

@@ -18,7 +18,7 @@ from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.tensorwise import expect_base
 from dynaquant_core.methods.words import CODECS
 from dynaquant_core.quantize.csr import csr, index_dtype, places
-from dynaquant_core.state import TensorSpec, tensor_of, words_of
+from dynaquant_core.state import TensorSpec, copied, words_of
 
 __all__ = ["TopN"]
 
@@ -89,7 +89,7 @@ class TopN(ShareMethod[Entries, Words]):
 
     def value(self, held: Words, spec: TensorSpec) -> Tensor:
         """The words."""
-        return tensor_of(held.copy(), spec)
+        return copied(held, spec)
 
     def write(self, name: str, coded: Entries) -> Iterator[Stream]:
         """Entries a row, their gaps, their words."""

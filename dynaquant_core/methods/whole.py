@@ -14,7 +14,7 @@ from dynaquant_core.methods.base import Space, Stream, StreamSource
 from dynaquant_core.methods.fixed import NoConfig
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.methods.tensorwise import TensorMethod
-from dynaquant_core.state import TensorSpec, empty_words, tensor_of, words_of
+from dynaquant_core.state import TensorSpec, copied, empty_words, words_of
 
 __all__ = ["AsItIs", "Whole"]
 
@@ -77,7 +77,7 @@ class Whole(TensorMethod[AsItIs, Words, Words]):
 
     def value(self, held: Words, spec: TensorSpec) -> Tensor:
         """The tensor."""
-        return tensor_of(held.copy(), spec)
+        return copied(held, spec)
 
     def write(self, name: str, coded: Words) -> Iterable[Stream]:
         """One stream a tensor."""

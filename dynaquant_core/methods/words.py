@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dynaquant_core.state.raw import tensor_of, words_of
+from dynaquant_core.state.raw import copied, words_of
 from dynaquant_core.state.spec import TensorSpec, dtype_of
 
 __all__ = ["CODECS", "Plain", "plain_of"]
@@ -41,7 +41,7 @@ class Plain:
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""
         stored = TensorSpec(self.spec.shape, "bfloat16" if self.bf16 else self.spec.dtype)
-        return tensor_of(self.bits.copy(), stored).to(device, dtype_of(self.spec.dtype))
+        return copied(self.bits, stored).to(device, dtype_of(self.spec.dtype))
 
 
 def plain_of(tensor: Tensor, *, bf16: bool) -> Plain:

@@ -13,6 +13,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from dynaquant_core.borrowed import borrowed
 from dynaquant_core.state import bytes_of
 
 __all__ = ["MOST_BYTES", "Buffers"]
@@ -82,7 +83,7 @@ class Buffers:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return bytes_of(tensor.detach().to("cpu")).numpy().tobytes()
+    return borrowed(bytes_of(tensor.detach().to("cpu"))).tobytes()
 
 
 def _digest(tensor: Tensor) -> str:

@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.errors import CorruptFileError, StateMismatchError, UnsupportedStateError
 from dynaquant_core.quantize import block_kernels as kernels
 from dynaquant_core.quantize.flat import FLOATS, as_float32, flatten, host_view
@@ -175,6 +176,7 @@ def decode(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor, gri
 
 
 @cache
+@plainly
 def level_table(dtype: torch.dtype) -> Tensor:
     """Value of every level, then of every level negated, then zero: [2 * LEVELS + 1] of the dtype."""
     powers = torch.from_numpy(2.0 ** ((np.arange(LEVELS) - BELOW) / 8))

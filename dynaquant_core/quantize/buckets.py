@@ -187,7 +187,7 @@ def bit_tables(mantissa_bits: int, signed: bool) -> Tables:
     """Tables of `BitBuckets`."""
     shift = MANTISSA - mantissa_bits
     firsts = np.arange(255 << mantissa_bits, dtype=np.uint32) << np.uint32(shift)
-    edges = np.append(firsts.view(np.float32).astype(np.float64), 2.0**128)
+    edges = np.append(widened(firsts), 2.0**128)
     limits = (firsts + np.uint32((1 << shift) - 1)).view(np.float32)
     return assemble(edges, limits, shift, signed=signed)
 
@@ -199,12 +199,31 @@ def log_tables(alpha: float, signed: bool) -> Tables:
     lowest = math.floor(math.log(2.0**-126, gamma))
     highest = math.ceil(math.log(float(LARGEST), gamma))
     powers = gamma ** np.arange(lowest, highest + 1, dtype=np.float64)
-    limits = np.minimum(powers, float(LARGEST)).astype(np.float32)
-    too_high = limits.astype(np.float64) > powers
-    limits[too_high] = np.nextafter(limits[too_high], np.float32(0))
+    limits = narrowed(np.minimum(powers, float(LARGEST))).view(np.float32)
     limits[-1] = LARGEST
     shift = MANTISSA - math.ceil(-math.log2(gamma - 1.0))
     return assemble(np.concatenate(([0.0], powers)), limits, shift, signed=signed)
+
+
+def widened(bits: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Values of float32 bit patterns that are not negative.
+
+    In integers and float64, here and in `narrowed`: where subnormal numbers are flushed (torch has a switch),
+    float32 makes zeros of them, and codes would depend on it.
+    """
+    exponent, mantissa = (bits >> np.uint32(MANTISSA)).astype(np.int32), bits & np.uint32((1 << MANTISSA) - 1)
+    whole = mantissa.astype(np.float64) + np.where(exponent > 0, 2.0**MANTISSA, 0.0)
+    values: NDArray[np.float64] = np.ldexp(whole, np.maximum(exponent, 1) - (127 + MANTISSA))
+    return values
+
+
+def narrowed(numbers: NDArray[np.float64]) -> NDArray[np.uint32]:
+    """Bit patterns of the largest float32 numbers that are not above some, which float32 has room for."""
+    fraction, exponent = np.frexp(numbers)  # number = fraction * 2^exponent, fraction from 1/2 up
+    lowest = np.maximum(exponent, -125)  # from here down float32 has one grid
+    whole = np.floor(np.ldexp(fraction, exponent - lowest + MANTISSA + 1)).astype(np.uint32)
+    bits: NDArray[np.uint32] = whole + ((lowest + 125).astype(np.uint32) << np.uint32(MANTISSA))
+    return bits
 
 
 def assemble(edges: NDArray[np.float64], limits: NDArray[np.float32], shift: int, *, signed: bool) -> Tables:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.borrowed import borrowed
 from dynaquant_core.config import require
 from dynaquant_core.quantize.even_kernels import assign_even
 from dynaquant_core.quantize.flat import flatten
@@ -105,5 +106,5 @@ def host_values(tensor: Tensor) -> Floats:
         >>> host_values(torch.ones(2, 2, dtype=torch.bfloat16)).tolist()
         [1.0, 1.0, 1.0, 1.0]
     """
-    values: Floats = flatten(tensor).to("cpu").float().numpy()
+    values: Floats = borrowed(flatten(tensor).to("cpu").float())
     return values

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.borrowed import borrowed
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 
 __all__ = ["FLOATS", "as_bits", "as_float32", "as_matching", "flatten", "host_view", "to_bfloat16"]
@@ -47,8 +48,7 @@ def as_matching(gradient: Tensor, flat: Tensor) -> Tensor:
 def host_view(flat: Tensor) -> NDArray[Any]:
     """A CPU tensor's memory as a NumPy array; bfloat16, which NumPy lacks, as its uint16 patterns."""
     view = flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat
-    array: NDArray[Any] = view.numpy()
-    return array
+    return borrowed(view.contiguous())
 
 
 def as_float32(part: NDArray[Any]) -> NDArray[np.float32]:

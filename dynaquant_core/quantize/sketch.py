@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.borrowed import borrowed
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.quantize.buckets import Buckets
 from dynaquant_core.quantize.flat import flatten
@@ -143,7 +144,7 @@ class SparseSketch:
             >>> SparseSketch.of(Sketch.of(ones, BitBuckets(6))).means(ones).tolist()
             [1.0]
         """
-        values = flatten(part).to(torch.float32).cpu().numpy()
+        values = borrowed(flatten(part).to(torch.float32).cpu())
         where = self.buckets.bucket_of(values)
         counts = np.bincount(where, minlength=self.buckets.size)[self.rows]
         sums = np.bincount(where, values, self.buckets.size)[self.rows]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.given import given_names
 from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.limits import memory_limit
 from dynaquant_core.state.memory import address_of, overlapping
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.pages import copied_together, empty_tensor
-from dynaquant_core.state.raw import bytes_of, empty_words, tensor_of, words_of
+from dynaquant_core.state.raw import bytes_of, copied, empty_words, tensor_of, words_of
 from dynaquant_core.state.rebuild import leaf_names, unflatten, unpack
 from dynaquant_core.state.roles import (
     Kind,
@@ -43,6 +44,7 @@ __all__ = [
     "bare_name",
     "bytes_of",
     "centred_names",
+    "copied",
     "copied_together",
     "copies_of",
     "dtype_name",
@@ -58,6 +60,7 @@ __all__ = [
     "is_two_valued",
     "leaf_names",
     "matches",
+    "memory_limit",
     "moment_kind",
     "overlapping",
     "owned_by",

@@ -2,7 +2,8 @@
 
 The first touch of a page costs a call into the system, and pages are 4 KiB: a tensor of 200 MB asks 50,000
 times, which can take as long as decoding it.  NumPy asks for pages of 2 MiB for its large arrays; this does
-so for tensors, and begins them where such a page begins.
+so for tensors.  Those that a user gets are torch's own and can be resized; our own copies lie in a room
+together.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -30,35 +31,59 @@ LINE: Final = 64
 #: A process may have some 65,000 mappings, and a room is up to three; what is more is left to malloc.
 MOST: Final = 8192
 
+#: Size of all other pages, at least.
+SMALL: Final = mmap.PAGESIZE
+
 _rooms: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
+def _system_advise() -> Callable[[int, int, int], int] | None:
+    """The system's `madvise`, where it knows huge pages."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes, advise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+    found: Callable[[int, int, int], int] = advise
+    return found
+
+
+_advise = _system_advise()
+
+
 def empty_tensor(spec: TensorSpec, device: torch.device | str = "cpu") -> Tensor:
-    """An uninitialised tensor, contiguous; what lies behind its last whole huge page is in small ones.
+    """An uninitialised tensor of torch's own, contiguous; a large one in huge pages as far as they fit in.
 
     Args:
         spec: shape and dtype.
-        device: where it lies; anywhere but in host memory it is torch's own.
+        device: where it lies.
 
     Example:
         >>> from dynaquant_core.state.spec import TensorSpec
-        >>> tensor = empty_tensor(TensorSpec((2048, 1024), "float32"))
-        >>> tuple(tensor.shape), tensor.untyped_storage().nbytes() == tensor.nbytes
-        ((2048, 1024), True)
+        >>> storage = empty_tensor(TensorSpec((2048, 1024), "float32")).untyped_storage()
+        >>> storage.nbytes(), storage.resizable()
+        (8388608, True)
     """
-    dtype, on = dtype_of(spec.dtype), torch.device(device)
-    large = spec.nbytes >= LARGE and len(_rooms) < MOST
-    if on.type != "cpu" or not large or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(spec.shape, dtype=dtype, device=on)
+    tensor = torch.empty(spec.shape, dtype=dtype_of(spec.dtype), device=device)
+    if tensor.device.type == "cpu" and spec.nbytes >= LARGE and _advise is not None:
+        # In whole small pages, as malloc maps them: mappings side by side that are all advised become one.
+        start = tensor.data_ptr() // SMALL * SMALL
+        _advise(start, -(-(tensor.data_ptr() + spec.nbytes - start) // SMALL) * SMALL, mmap.MADV_HUGEPAGE)
+    return tensor
+
+
+def _room(size: int) -> Tensor:
+    """Uninitialised bytes in a mapping of their own, which begins with a huge page."""
+    if size < LARGE or len(_rooms) >= MOST or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # as malloc has it: a forked child gets a copy
     try:
-        room = mmap.mmap(-1, spec.nbytes + PAGE, flags=private)
+        room = mmap.mmap(-1, size + PAGE, flags=private)
         offset = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % PAGE
-        room.madvise(mmap.MADV_HUGEPAGE, offset, spec.nbytes // PAGE * PAGE)
+        room.madvise(mmap.MADV_HUGEPAGE, offset, size // PAGE * PAGE)
     except OSError:  # a system without such pages, or without so much room: torch says which
-        return torch.empty(spec.shape, dtype=dtype, device=on)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     _rooms.add(room)
-    return torch.frombuffer(room, dtype=dtype, count=spec.numel, offset=offset).reshape(spec.shape)
+    return torch.frombuffer(room, dtype=torch.uint8, count=size, offset=offset)
 
 
 def copied_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -77,7 +102,7 @@ def copied_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         (True, (1, 3))
     """
     rooms = [-(-tensor.nbytes // LINE) * LINE for tensor in tensors.values()]
-    room = empty_tensor(TensorSpec((sum(rooms),), "uint8"))
+    room = _room(sum(rooms))
     found: dict[str, Tensor] = {}
     start = 0
     for (name, tensor), size in zip(tensors.items(), rooms, strict=True):

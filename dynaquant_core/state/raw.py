@@ -6,17 +6,19 @@ payload, a negative zero and a subnormal survive like any other value.
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dynaquant_core.borrowed import borrowed
 from dynaquant_core.errors import LimitError
+from dynaquant_core.state.limits import SURE, memory_limit
+from dynaquant_core.state.pages import empty_tensor
 from dynaquant_core.state.spec import TensorSpec, dtype_of, item_bytes
 
-__all__ = ["bytes_of", "empty_words", "tensor_of", "words_of"]
+__all__ = ["bytes_of", "copied", "empty_words", "tensor_of", "words_of"]
 
 _WORDS: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.uint64}
 _SAME_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,7 +45,7 @@ def words_of(tensor: torch.Tensor) -> Words:
     size = plain.element_size()
     if size in _SAME_SIZE:  # integers copy everywhere; half-precision complex numbers do not
         plain = plain.view(_SAME_SIZE[size])
-    return bytes_of(plain.to("cpu")).numpy().view(_WORDS[size])
+    return borrowed(bytes_of(plain.to("cpu"))).view(_WORDS[size])
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,16 +81,28 @@ def tensor_of(words: Words, spec: TensorSpec) -> torch.Tensor:
     return flat.view(dtype_of(spec.dtype)).reshape(spec.shape)
 
 
+def copied(words: Words, spec: TensorSpec) -> torch.Tensor:
+    """As `tensor_of`, in memory of torch's own: what a user gets can be resized.
+
+    Example:
+        >>> copied(np.array([0x3F80], np.uint16), TensorSpec((1, 1), "bfloat16"))
+        tensor([[1.]], dtype=torch.bfloat16)
+    """
+    tensor = empty_tensor(spec)
+    np.copyto(words_of(tensor), words.reshape(-1))
+    return tensor
+
+
 def empty_words(spec: TensorSpec) -> Words:
     """Uninitialised words for a tensor that a file announces.
 
     Raises:
-        LimitError: the announced size is more than this machine's memory; nothing was allocated.
+        LimitError: the announced size is more memory than this process can have; nothing was allocated.
     """
     size = item_bytes(spec.dtype)
     nbytes = spec.nbytes
     advice = "the file is damaged, or must be loaded on a larger machine or with names=."
-    if nbytes > _machine_bytes():
+    if nbytes > SURE and nbytes > memory_limit():
         raise LimitError(f"A tensor of shape {spec.shape} needs {nbytes} bytes, over all memory; {advice}")
     try:
         return np.empty(nbytes // min(size, 8), _WORDS[size])
@@ -96,8 +110,3 @@ def empty_words(spec: TensorSpec) -> Words:
         raise LimitError(
             f"A tensor of shape {spec.shape} needs {nbytes} bytes that are not free; {advice}"
         ) from error
-
-
-def _machine_bytes() -> int:
-    """Physical memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

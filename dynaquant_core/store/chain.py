@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.errors import CorruptFileError, DynaQuantError, LimitError, MissingBaseError
 from dynaquant_core.format import FileReader, Index
 from dynaquant_core.methods.base import Method, Reference, StreamSource
@@ -21,6 +22,7 @@ from dynaquant_core.store.descriptors import make_room
 from dynaquant_core.store.disk import file_identity, guarded
 from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
 from dynaquant_core.store.parts import Base, HeldPart
+from dynaquant_core.store.room import require_room
 
 __all__ = ["MAX_DEPTH", "Chain", "Decoded", "Link", "chain_of", "open_chain"]
 
@@ -98,17 +100,22 @@ class Chain:
         for link in self._links:
             link.reader.verify()
 
-    def hold(self, names: Iterable[str] | None = None) -> dict[str, HeldPart]:
+    @plainly
+    def hold(self, names: Iterable[str] | None = None, *, whole: bool = False) -> dict[str, HeldPart]:
         """Decodes every part.
 
         Args:
             names: restricts the tensors; None = all.
+            whole: all the tensors are then to be in host memory at once.
 
         Raises:
+            LimitError: this process cannot have the memory for them; nothing was decoded.
             CorruptFileError: a stream is damaged, or the links do not belong together.
             UnknownMethodError: a part was written by a method that is not installed.
         """
         wanted = None if names is None else set(names)
+        entries = [each for each in self.last.index.tensors if wanted is None or each.name in wanted]
+        require_room(self.last.entry.path, entries, self.last.meta.parts, whole=whole)
         held = {part: self._hold_part(part, wanted) for part in self.last.meta.parts}
         return {part: value for part, value in held.items() if value is not None}
 

@@ -14,7 +14,7 @@ from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import PartMeta
 from dynaquant_core.store.parts import Base
 from dynaquant_core.store.reader import Reader
-from dynaquant_core.store.restore import fill, part_of_state, require_fit, whole_state
+from dynaquant_core.store.restore import fill, is_host, part_of_state, require_fit, whole_state
 from dynaquant_core.store.session import Session
 
 __all__ = ["Loading"]
@@ -75,11 +75,11 @@ class Loading:
 
     def alone(self, step: int) -> Any:
         """A state for somebody else: no run goes on from it."""
-        return self.reader.read(step, lambda chain: whole_state(chain.last, chain.hold(), None))[1]
+        return self.reader.read(step, lambda chain: whole_state(chain.last, chain.hold(whole=True), None))[1]
 
     def _whole(self, step: int | None, device: Device) -> tuple[CheckpointInfo, Base, PartMeta | None, Any]:
         def action(chain: Chain) -> tuple[Base, PartMeta | None, Any]:
-            held = chain.hold()
+            held = chain.hold(whole=is_host(device))
             return chain.base(held), chain.last.weights, whole_state(chain.last, held, device)
 
         info, (base, written, state) = self.reader.read(step, action)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.registry import method_for_config
@@ -40,6 +41,7 @@ class Prepared:
     division: Division
     hints: Hints
 
+    @plainly
     def saving(
         self,
         base: Base | None,
@@ -58,6 +60,7 @@ class Prepared:
         return Saving(self.step, self.tree, self.division, self.hints, base, write)
 
 
+@plainly
 def prepare(
     settings: Settings,
     step: int,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError
 from dynaquant_core.state import TensorSpec, flatten, unflatten
@@ -16,12 +17,13 @@ from dynaquant_core.store.chain import Chain, Link
 from dynaquant_core.store.partial import data_leaves, prune
 from dynaquant_core.store.parts import HeldPart
 
-__all__ = ["fill", "part_of_state", "require_fit", "whole_state"]
+__all__ = ["fill", "is_host", "part_of_state", "require_fit", "whole_state"]
 
 #: Differences that an error names before it only counts them.
 NAMED = 5
 
 
+@plainly
 def whole_state(link: Link, held: Mapping[str, HeldPart], device: str | torch.device | None) -> Any:
     """The state of a checkpoint, its tensors on ``device`` (None: the CPU).
 
@@ -33,6 +35,7 @@ def whole_state(link: Link, held: Mapping[str, HeldPart], device: str | torch.de
     return unflatten(link.index.skeleton, _Lookup(link, tensors))
 
 
+@plainly
 def part_of_state(chain: Chain, names: str | Iterable[str], device: str | torch.device | None) -> Any:
     """The part of a state that ``names`` cover; everything else is neither decoded nor returned.
 
@@ -53,7 +56,7 @@ def part_of_state(chain: Chain, names: str | Iterable[str], device: str | torch.
             f"No tensor of step {chain.last.entry.step} is covered by {patterns!r:.200}; "
             f"names count from the root, as in {some or 'a state with tensors'}."
         )
-    tensors = _tensors(chain.hold(wanted), _device(device))
+    tensors = _tensors(chain.hold(wanted, whole=is_host(device)), _device(device))
     order = iter(wanted)  # the smaller tree's own names may differ
     lookup = _Lookup(chain.last, tensors)
     return unflatten(skeleton, lambda _: lookup(next(order)))
@@ -80,6 +83,11 @@ def _tensors(held: Mapping[str, HeldPart], device: torch.device) -> dict[str, Te
     if device.type == "cpu":
         return {name: tensor for part in held.values() for name, tensor in part.reference.state().items()}
     return {name: tensor.to(device) for part in held.values() for name, tensor in part.reference.items()}
+
+
+def is_host(device: str | torch.device | None) -> bool:
+    """Whether tensors that go to a device lie in host memory; raises ConfigError where there is none such."""
+    return _device(device).type == "cpu"
 
 
 def _device(device: str | torch.device | None) -> torch.device:
@@ -131,6 +139,7 @@ def _live(tree: Any) -> dict[str, Tensor]:
     return {leaf.name: leaf.tensor for leaf in flatten(tree).leaves if leaf.source != "data"}
 
 
+@plainly
 def fill(tree: Any, link: Link, held: Mapping[str, HeldPart]) -> None:
     """Writes a checkpoint into ``tree``: tensors and arrays in place, one at a time; other values replaced.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.errors import ConfigError, SaveError
 from dynaquant_core.format import FileWriter, TensorEntry
 from dynaquant_core.methods.base import Draft, FitsSpace, Hints, Method, Reference, Space, Stream
@@ -69,6 +70,7 @@ class Saving:
         """Tells drafts that are made from now on how far the weights have moved (`Hints.moved`)."""
         self._hints.moved = moved
 
+    @plainly
     def draft(self, config: Any = None) -> Draft:
         """Drafts the weights with ``config`` (None: the method's default).
 
@@ -104,6 +106,7 @@ class Saving:
         key = method.draft(self.live, None, config, self._hints)
         return delta if delta.size < key.size + self.base.spared else key
 
+    @plainly
     def seal(self, draft: Draft, report: Mapping[str, Any] | None = None) -> Sealed:
         """Takes all that a reader needs out of the live state; after it the tensors may change.
 
@@ -177,6 +180,7 @@ class Sealed:
         self._drafts = drafts
         self._write = write
 
+    @plainly
     def write(self) -> CheckpointInfo:
         """Encodes into one file, commits it, then lets retention remove what may go.
 

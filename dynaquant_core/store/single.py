@@ -77,4 +77,4 @@ def read_file(path: Path) -> Any:
             "load it through its store, or export it from there."
         )
     with open_chain(Scan((entry,), (), frozenset(), foreign=False), entry) as chain:
-        return whole_state(chain.last, chain.hold(), None)
+        return whole_state(chain.last, chain.hold(whole=True), None)

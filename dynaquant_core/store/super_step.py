@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.methods.base import Method
 from dynaquant_core.store.catalogue import Catalogue, Entry, Scan
 from dynaquant_core.store.chain import open_chain
@@ -105,6 +106,7 @@ class SuperSteps:
         self._policy = policy
         self._own = own
 
+    @plainly
     def merge(self, period: int) -> Base | None:
         """Merges what is due below the newest checkpoint.
 

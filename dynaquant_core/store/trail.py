@@ -19,6 +19,7 @@ import xxhash
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.errors import CheckpointNotFoundError, MissingBaseError
 from dynaquant_core.methods.base import Draft, Method
@@ -33,7 +34,7 @@ from dynaquant_core.store.names import checkpoint_name, parse_name
 from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, written_by
 from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.remarks import Remarks
-from dynaquant_core.store.restore import part_of_state, whole_state
+from dynaquant_core.store.restore import is_host, part_of_state, whole_state
 from dynaquant_core.store.saving import Saving, Sealed
 from dynaquant_core.store.writer import next_base, write_file
 
@@ -127,6 +128,7 @@ class Trail:
         last = self._base
         return prepared.saving(self._base_for(prepared.division, like), None, last)
 
+    @plainly
     def commit(self, sealed: Sealed, folder: Path) -> tuple[CheckpointInfo, BaseLink]:
         """Puts what ``sealed`` builds on into ``folder`` and writes it there; files there stay.
 
@@ -197,7 +199,7 @@ class Trail:
             CheckpointNotFoundError, MissingBaseError, CorruptFileError, StorageError: it cannot be read.
         """
         with open_link(folder, link, self._settings.weights) as chain:
-            held = chain.hold()
+            held = chain.hold(whole=is_host(device))
             state = whole_state(chain.last, held, device)
             files = [KeptFile.of(link.entry, link.identity) for link in chain.links]
             self._base, self._files = chain.base(held), files
@@ -286,4 +288,4 @@ def read_link(
     with open_link(folder, link) as chain:
         if names is not None:
             return part_of_state(chain, names, device)
-        return whole_state(chain.last, chain.hold(), device)
+        return whole_state(chain.last, chain.hold(whole=is_host(device)), device)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.errors import (
     BudgetError,
     CorruptFileError,
@@ -61,6 +62,7 @@ class Upkeep:
         self._max_chain = max_chain
         self._own = own
 
+    @plainly
     def compact(self) -> list[int]:
         """Re-bases what stays, then retires what nothing needs any more; steps that could not be re-based."""
         with self._session.writing():
@@ -93,6 +95,7 @@ class Upkeep:
                 f"unpin steps."
             )
 
+    @plainly
     def delete(self, step: int) -> None:
         """Removes every file of a step, after what builds on one was written anew."""
         step = whole_step(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.errors import UnknownMethodError
 from dynaquant_core.format import FileReader
 from dynaquant_core.methods.base import Method
@@ -17,6 +18,7 @@ from dynaquant_core.store.restore import whole_state
 __all__ = ["verify"]
 
 
+@plainly
 def verify(look: Callable[[], Scan], own: Method | None, *, deep: bool) -> list[Problem]:
     """Every file that is damaged or builds on one that is, with the reason, oldest first.
 
@@ -102,6 +104,6 @@ class Decoder:
         known = last if last is not None and last.digest == entry.base_digest else None
         del last  # what begins anew needs room for one state, not two
         with open_chain(self._scan, entry, self._own, known) as chain:
-            held = chain.hold()
+            held = chain.hold(whole=True)
             whole_state(chain.last, held, None)
         self._last = Decoded(entry.digest, held)

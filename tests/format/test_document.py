@@ -89,7 +89,7 @@ def test_the_tests_it_names_exist(text):
     named = set(re.findall(r"\btest_\w+", text))
     sources = [
         path.read_text(encoding="utf-8")
-        for room in ("format", "state")
+        for room in ("format", "state", "store")
         for path in (ROOT / "tests" / room).glob("test_*.py")
     ]
     missing = [name for name in named if not any(f"def {name}(" in source for source in sources)]

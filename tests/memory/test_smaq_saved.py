@@ -56,6 +56,29 @@ def packed_bytes(model, batch):
     return handle.report()["memory"]["live"] + sum(storage.nbytes() for storage in left.values()), out
 
 
+class Gated(nn.Module):
+    """A gate that is kept in float16, whatever autocast takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.gate = nn.Linear(64, 64), nn.Parameter(torch.ones(64, dtype=torch.float16))
+
+    def forward(self, inputs):
+        return functional.gelu(self.inner(inputs).half() * self.gate)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_maps_of_either_half_are_packed_inside_autocast(dtype):
+    """It raised where a map is of the half that autocast does not take."""
+    torch.manual_seed(0)
+    model = Gated()
+    with smaq.apply(model, **ONLY_MAPS) as handle, torch.autocast("cpu", dtype):
+        out = model(torch.randn(512, 64))
+        assert handle.report()["memory"]["live"] > 0
+    out.float().square().mean().backward()
+    assert model.gate.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("case", ["not finite", "small", "empty"])
 def test_a_forward_pass_without_a_backward_one_is_freed(case):
     """A batch that is skipped: operations that save their output (tanh) must not hold it for good."""

@@ -78,6 +78,38 @@ def test_few_zeros_are_no_mask():
     assert ("w", "zeros") not in saved(state, None)[3].rows
 
 
+MASKS = {
+    "taps after the centre": ((64, 64, 3, 3), lambda n: n % 9 > 4),
+    "all taps but the first": ((64, 64, 3, 3), lambda n: n % 9 > 0),
+    "columns": ((4096, 161), lambda n: n % 161 > 80),
+    "a few columns": ((1024, 768), lambda n: n % 768 < 13),
+    "rows of heads": ((768, 768), lambda n: n // 768 % 64 == 5),
+    "a corner": ((1024, 1024), lambda n: (n // 1024 < 150) & (n % 1024 < 150)),
+    "one weight in sixty": ((700, 701), lambda n: (n * 2654435761) % 2**32 < 2**32 / 60),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_mask_is_seen_wherever_it_lies(kind):
+    """Samples at even distances looked at one tap of every kernel, or at one column."""
+    shape, is_zero = MASKS[kind]
+    state = {"w": pruned(shape, 0.0)}
+    gone = torch.from_numpy(is_zero(np.arange(state["w"].numel()))).reshape(shape)
+    state["w"][gone] = 0
+    read = saved(state, None)[2].state()
+    assert torch.equal(read["w"] == 0, gone)
+
+
+def test_zeros_beside_rows_that_stay_are_seen():
+    """Few tokens of an embedding occurred since a restore: their rows are pruned, others what they were."""
+    state = {"w": pruned((2000, 64), 0.0)}
+    read = saved(state, None)[2]
+    state = read.state()
+    state["w"][7:30] = pruned((23, 64), 0.5, seed=3)
+    again = saved(state, read)[2].state()
+    assert torch.equal(again["w"] == 0, state["w"] == 0)
+
+
 def test_a_pruned_matrix_of_which_rows_are_zero_says_them_once():
     state = {"w": pruned((200, 64), 0.5)}
     state["w"][::2] = 0

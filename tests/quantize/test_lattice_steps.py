@@ -160,6 +160,15 @@ def test_tails_that_trained_weights_have_count_in_full(heavy):
     assert spread(values) == pytest.approx(float(values.double().std(correction=0)), rel=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(64, 64, 3, 3), (4096, 161)], ids=["taps", "columns"])
+def test_what_is_usual_is_not_told_by_one_tap_or_column(shape):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    values.view(-1, shape[-1] if len(shape) == 2 else 9)[:, 0] *= 0.01
+    usual = sums.surroundings(values.view(-1))[1]
+    assert usual == pytest.approx(float(values.abs().quantile(0.99)), rel=0.1)
+    assert spread(values) == pytest.approx(float(values.double().std(correction=0)), rel=1e-9)
+
+
 def test_spread_of_little():
     assert spread(torch.empty(0)) == 0.0
     assert spread(torch.full((100_000,), 0.1)) == 0.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dynaquant_core.errors import ConfigError, UnsupportedStateError
-from dynaquant_core.quantize.buckets import BitBuckets, LogBuckets
+from dynaquant_core.quantize.buckets import BitBuckets, LogBuckets, bit_tables, log_tables
 from dynaquant_core.quantize.sketch import Sketch, SparseSketch
 from tests.quantize.data import DISTRIBUTIONS, sample
 
@@ -50,6 +50,24 @@ def test_magnitude_quantiles_keep_the_guarantee(name):
 def test_bit_buckets_state_the_papers_bound(mantissa_bits):
     assert BitBuckets(mantissa_bits).relative_error == 1 / (2 ** (mantissa_bits + 1) + 1)
     assert BitBuckets(6).relative_error == pytest.approx(0.00775, abs=5e-6)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=label)
+def test_tables_are_the_same_where_subnormal_numbers_are_flushed(scheme):
+    """Values that were no numbers made codes of the wrong centres, at twice the error."""
+    usual, values, limits = scheme.edges.copy(), scheme.values.copy(), scheme.limits.view(np.uint32).copy()
+    assert (np.diff(values) > 0).all()
+    bit_tables.cache_clear()
+    log_tables.cache_clear()
+    try:
+        torch.set_flush_denormal(True)
+        flushed = scheme.edges.view(np.uint64), scheme.values.view(np.uint64), scheme.limits.view(np.uint32)
+    finally:
+        torch.set_flush_denormal(False)
+        bit_tables.cache_clear()
+        log_tables.cache_clear()
+    for found, expected in zip(flushed, (usual.view(np.uint64), values.view(np.uint64), limits), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 @settings(max_examples=200, deadline=None)

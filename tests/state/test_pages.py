@@ -2,14 +2,16 @@
 
 import io
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from dynaquant_core.state import TensorSpec, copied_together, empty_tensor, pages
-from dynaquant_core.state.pages import LARGE, PAGE
+from dynaquant_core.quantize.flat import host_view
+from dynaquant_core.state import TensorSpec, copied_together, empty_tensor, pages, words_of
+from dynaquant_core.state.pages import LARGE
 
 LARGE_SPECS = [TensorSpec((LARGE // 4,), "float32"), TensorSpec((3, LARGE // 2 + 5), "bfloat16")]
 
@@ -30,8 +32,28 @@ def test_a_tensor_has_its_shape_and_owns_its_own_bytes_alone(spec):
 
 
 @pytest.mark.parametrize("spec", LARGE_SPECS)
-def test_a_large_tensor_begins_with_a_huge_page(spec):
-    assert empty_tensor(spec).data_ptr() % PAGE == 0
+def test_a_tensor_can_be_resized_as_torchs_own(spec):
+    """Sharded training takes a storage away, and gives it back."""
+    tensor = empty_tensor(spec).fill_(1)
+    words_of(tensor)
+    host_view(tensor.view(-1))
+    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(spec.nbytes)
+    tensor.fill_(2).resize_(5, 7)
+    assert (tensor == 2).all()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mappings are read from /proc")
+def test_a_large_tensor_lies_in_memory_of_which_huge_pages_are_asked():
+    tensor = empty_tensor(TensorSpec((64 << 20,), "uint8"))
+    advised, inside = False, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            begin, end = (int(each, 16) for each in line.split()[0].split("-"))
+            inside = begin <= tensor.data_ptr() and tensor.data_ptr() + tensor.nbytes <= end
+        elif inside and line.startswith("VmFlags:"):
+            advised = "hg" in line.split()
+    assert advised
 
 
 def test_two_tensors_share_nothing_and_outlive_each_other():
@@ -56,9 +78,10 @@ def test_a_forked_child_writes_into_a_copy():
 def test_many_rooms_leave_mappings_for_others(monkeypatch):
     """They are counted, and forgotten with their tensors: the system bounds a process's mappings."""
     monkeypatch.setattr(pages, "MOST", len(pages._rooms) + 1)
-    first = empty_tensor(LARGE_SPECS[0])
+    large = {"w": torch.ones(LARGE)}
+    first = copied_together(large)
     held = len(pages._rooms)
-    assert len([empty_tensor(LARGE_SPECS[0]) for _ in range(3)]) == 3
+    assert len([copied_together(large) for _ in range(3)]) == 3
     assert len(pages._rooms) == held
     del first
     assert len(pages._rooms) == held - 1

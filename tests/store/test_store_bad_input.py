@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import dynaquant_core as dq
+from dynaquant_core.format import FileReader, FileWriter
 from dynaquant_core.store import CheckpointStore
 from tests.store.kit import checkpoint_files, exact_store, filled, small_state
 
@@ -184,3 +187,55 @@ def test_pins_that_are_no_file_hold_up_nothing(
     assert store.steps() == [1, 2], "nothing is removed while nobody knows what is pinned"
     with pytest.raises(dq.CorruptFileError, match="not a regular file"):
         store.pin(2)
+
+
+# -- an index that says what no writer says -------------------------------------------------------
+
+
+def crafted(source: Path, target: Path, name: str, dtype: str) -> None:
+    """A checkpoint's file again, with sums that hold, whose index gives one tensor another dtype."""
+    target.parent.mkdir()
+    with FileReader(source) as reader, target.open("wb") as file:
+        writer, index = FileWriter(file), reader.index
+        for number, stream in enumerate(index.streams):
+            owner = "" if stream.tensor < 0 else index.tensors[stream.tensor].name
+            writer.add(stream.part, owner, stream.kind, stream.codec, bytes(reader.read(number)))
+        tensors = [replace(each, dtype=dtype) if each.name == name else each for each in index.tensors]
+        writer.finish(index.meta, index.skeleton, tensors)
+
+
+@pytest.mark.parametrize("moments", ["8bit", "compact", "minimal", "sparse", "second", "none"])
+@pytest.mark.parametrize("dtype", ["int32", "complex64", "bool", "float8_e5m2"])
+def test_moments_of_a_dtype_that_no_writer_gives_them(tmp_path: Path, moments: str, dtype: str) -> None:
+    """Some policies raised what torch raises, and a look through a store ended there."""
+    torch.manual_seed(0)
+    state = {"exp_avg": torch.randn(64, 64), "exp_avg_sq": torch.rand(64, 64), "step": torch.tensor(1.0)}
+    tree = {"model": {"w": torch.randn(64, 64)}, "optimizer": {"state": {0: state}, "param_groups": []}}
+    with CheckpointStore(tmp_path / "run", moments=moments) as store:
+        store.save(1, tree)
+    (path,) = checkpoint_files(tmp_path / "run")
+    for number, name in enumerate(("exp_avg", "exp_avg_sq")):
+        folder = tmp_path / str(number)
+        crafted(path, folder / path.name, f"optimizer.state.0.{name}", dtype)
+        with pytest.raises(dq.CorruptFileError, match=rf"{name}.*{dtype}"):
+            CheckpointStore(folder).load(1)
+        with pytest.raises(dq.CorruptFileError):
+            dq.load_file(folder / path.name)
+        (problem,) = CheckpointStore(folder).verify(deep=True)
+        assert dtype in problem.reason
+
+
+METHODS = ["lattice", "dynaquant", "cnr", "qd", "gobo", "topn", "scar", "lc", "excp", "exact"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", ["int32", "complex64", "float16"])
+def test_weights_of_a_dtype_that_no_writer_gives_them(tmp_path: Path, method: str, dtype: str) -> None:
+    weights = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    with CheckpointStore(tmp_path / "run", method=method) as store:
+        store.save(1, {"w": weights})
+    (path,) = checkpoint_files(tmp_path / "run")
+    crafted(path, tmp_path / "other" / path.name, "w", dtype)
+    with suppress(dq.DynaQuantError):  # what is no damage to a method may be read: as a tensor of that dtype
+        found = CheckpointStore(tmp_path / "other").load(1)["w"]
+        assert str(found.dtype) == f"torch.{dtype}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.errors import StateMismatchError, UnsupportedStateError
 from dynaquant_core.memory.smaq.format import Format, Packed, described
@@ -76,6 +77,7 @@ class Coder:
         dense = tensor.dtype in FLOATS and tensor.layout == torch.strided and not tensor.is_nested
         return dense and tensor.numel() >= self.smallest
 
+    @plainly
     def pack(self, tensor: Tensor, role: str, place: str, raw: int | None = None) -> Packed | None:
         """A tensor in few bytes; None where it is left alone.
 
@@ -98,6 +100,7 @@ class Coder:
             self._count(role, tensor.nbytes if raw is None else raw, packed.nbytes)
             return packed
 
+    @plainly
     def settle(self, tensor: Tensor, role: str, place: str, form: Format | None = None) -> Tensor | None:
         """What a tensor is once it was coded and decoded; None where it is left alone; as `pack`."""
         if not self.takes(tensor):

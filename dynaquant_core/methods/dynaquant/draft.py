@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.config import Config, DynaQuantOptions
@@ -114,6 +115,7 @@ class CodesDraft:
         return 40 + 2 * len(self.books) + (0 if self._told is None else 4)
 
     @property
+    @plainly
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as a reader would get them, on the live tensors' devices."""
         state = self._survey.state if self._survey is not None else {}

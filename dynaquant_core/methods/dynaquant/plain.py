@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import Config
 from dynaquant_core.methods.base import Reference, Stream
@@ -43,6 +44,7 @@ class PlainDraft:
         self._streams: list[Stream] | None = None
 
     @property
+    @plainly
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as a reader would get them."""
         for name in self._names:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.coding import encode_smallest
 from dynaquant_core.config import LatticeConfig
 from dynaquant_core.methods.base import Reference, Stream
@@ -57,6 +58,7 @@ class LatticeDraft:
         self._size: int | None = None
 
     @property
+    @plainly
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as a reader would get them, on the live tensors' devices."""
         for name in self._specs:

@@ -16,13 +16,14 @@ from dynaquant_core.methods.lattice.looks import found_once, is_level, stats_of,
 from dynaquant_core.methods.lattice.norm import shortening, squares
 from dynaquant_core.methods.lattice.rows import StillRows, find_rows, holds_rows
 from dynaquant_core.methods.lattice.stays import Lattice, standing, staying
-from dynaquant_core.quantize.lattice import steps_of
+from dynaquant_core.quantize.lattice import scattered, steps_of
 from dynaquant_core.state.raw import words_of
 from dynaquant_core.threads import map_threads
 
 __all__ = ["Plan", "fresh_epoch", "next_epoch", "plan", "plan_beyond"]
 
-#: Weights of each tensor that the first epoch of a chain depends on.
+#: Weights of each tensor that the first epoch of a chain depends on: the first ones, and as many all over it,
+#: since first rows may be what nobody trains.
 DRAWN_FROM = 1 << 10
 
 
@@ -136,5 +137,9 @@ def fresh_epoch(state: Mapping[str, Tensor]) -> int:
     """The epoch of a chain's first lattice: a digest of the weights, so that no two chains share offsets."""
     digest = xxhash.xxh3_64(seed=len(state))
     for tensor in state.values():
-        digest.update(words_of(tensor.detach().reshape(-1)[:DRAWN_FROM]).tobytes())
+        flat = tensor.detach().reshape(-1)
+        digest.update(words_of(flat[:DRAWN_FROM]).tobytes())
+        if flat.numel() > DRAWN_FROM:
+            places = scattered(flat.numel(), DRAWN_FROM).to(flat.device)
+            digest.update(words_of(flat[places]).tobytes())
     return digest.intdigest() & 0xFFFFFFFF

@@ -18,11 +18,15 @@ from dynaquant_core.coding import encode_smallest
 from dynaquant_core.errors import CorruptFileError
 from dynaquant_core.methods.base import Stream, StreamSource
 from dynaquant_core.methods.streams import decode_stream
+from dynaquant_core.quantize.lattice import scattered
 
 __all__ = ["Bits", "find_zeros", "read_zeros", "rows_with", "write_zeros", "zero_share", "zero_stream"]
 
-#: A matrix is pruned where more than one weight in so many is zero, of a sample of so many weights.
-RARE, SAMPLE = 64, 1 << 12
+#: A matrix is pruned where more than one weight in so many is zero.
+RARE = 64
+#: A sample of so many weights rules that out where it holds a quarter of those zeros or fewer, which chance
+#: does to one pruned matrix in 10^12.  Matrices of up to so many weights are counted at once.
+SAMPLE, SMALL = 1 << 12, 1 << 16
 
 #: uint8[n / 8, rounded up]: a set bit for each zero, the first weight in a byte's highest bit.
 Bits = NDArray[np.uint8]
@@ -33,7 +37,7 @@ def find_zeros(matrix: Tensor, asked: NDArray[np.bool_]) -> Bits | None:
 
     Args:
         matrix: floating[rows, weights of a row], on any device.
-        asked: bool[rows], whether a row's zeros count.
+        asked: bool[rows], which of its rows are looked at, all others aside.
 
     Example:
         >>> matrix = torch.eye(4)
@@ -42,16 +46,18 @@ def find_zeros(matrix: Tensor, asked: NDArray[np.bool_]) -> Bits | None:
         >>> find_zeros(matrix + 1, np.ones(4, bool)) is None
         True
     """
-    places, looked_at = _sampled_zeros(matrix.reshape(-1))
-    if np.count_nonzero(asked[places // matrix.shape[1]]) * RARE <= looked_at:
+    rows = np.flatnonzero(asked)
+    if not _may_be_pruned(matrix, rows):
         return None
     zeros = (matrix == 0).cpu().numpy()
     zeros[~asked] = False
+    if np.count_nonzero(zeros) * RARE <= rows.size * matrix.shape[1]:
+        return None
     return np.packbits(zeros)
 
 
 def zero_share(tensor: Tensor) -> float:
-    """Share of zeros in a sample of a pruned matrix; 0 of any other, and where all of the sample is zero.
+    """Share of zeros in a pruned matrix; 0 of any other, and where all of it is zero.
 
     Example:
         >>> zero_share(torch.eye(4)), zero_share(torch.ones(4, 4)), zero_share(torch.zeros(4))
@@ -59,8 +65,11 @@ def zero_share(tensor: Tensor) -> float:
     """
     if tensor.dim() < 2 or not tensor.numel():
         return 0.0
-    places, looked_at = _sampled_zeros(tensor.detach().reshape(-1))
-    return places.size / looked_at if looked_at < places.size * RARE < looked_at * RARE else 0.0
+    matrix = tensor.detach().reshape(len(tensor), -1)
+    if not _may_be_pruned(matrix, np.arange(len(matrix))):
+        return 0.0
+    zeros = tensor.numel() - int(matrix.count_nonzero())
+    return zeros / tensor.numel() if tensor.numel() < zeros * RARE < tensor.numel() * RARE else 0.0
 
 
 def rows_with(zeros: Bits, rows: int, width: int) -> NDArray[np.bool_]:
@@ -120,9 +129,13 @@ def _bools(bits: Bits, count: int) -> NDArray[np.bool_]:
     return np.unpackbits(bits, count=count).view(np.bool_)
 
 
-def _sampled_zeros(flat: Tensor) -> tuple[NDArray[np.int64], int]:
-    """(places of the zeros in a sample, how many weights it has); an odd stride meets every column."""
-    stride = max(1, flat.numel() // SAMPLE) | 1
-    sample = flat[::stride]
-    zeros: NDArray[np.int64] = (sample == 0).nonzero().flatten().cpu().numpy() * stride
-    return zeros, sample.numel()
+def _may_be_pruned(matrix: Tensor, rows: NDArray[np.int64]) -> bool:
+    """Whether the zeros of some rows are worth a count; a sample says of most matrices that they are not."""
+    width = matrix.shape[1]
+    if rows.size * width <= SMALL:
+        return rows.size > 0
+    places = scattered(rows.size * width, SAMPLE).numpy()
+    sample = matrix.reshape(-1)[
+        torch.from_numpy(rows[places // width] * width + places % width).to(matrix.device)
+    ]
+    return (SAMPLE - int(sample.count_nonzero())) * 4 * RARE > SAMPLE

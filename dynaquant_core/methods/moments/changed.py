@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from dynaquant_core.arithmetic import plainly
 from dynaquant_core.methods.base import Stream
 from dynaquant_core.methods.digests import digests_of
 from dynaquant_core.methods.fixed import NoConfig
@@ -52,6 +53,7 @@ class ChangedDraft(ABC, Generic[Coded]):
         """The streams; ``forget``: codes are let go of as they are written."""
 
     @property
+    @plainly
     def decoded(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) as a reader would get them, on the live tensors' devices."""
         for name, tensor in self._live.items():

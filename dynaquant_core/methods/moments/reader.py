@@ -12,7 +12,7 @@ from dynaquant_core.errors import CorruptFileError, MissingBaseError
 from dynaquant_core.methods.base import StreamSource
 from dynaquant_core.methods.moments.forms import CODED, LETTERS, SAME, Coded, Form, form_of
 from dynaquant_core.methods.moments.held import MomentsReference, contexts
-from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, sliced
+from dynaquant_core.methods.pooling import POOL_BYTES, grouped, read_layout, require_floating, sliced
 from dynaquant_core.methods.streams import decode_stream
 from dynaquant_core.state import TensorSpec, empty_words
 from dynaquant_core.threads import map_threads
@@ -27,6 +27,7 @@ class MomentsDecoder:
     """Reads one checkpoint's moments against its base."""
 
     def __init__(self, source: StreamSource, base: MomentsReference | None) -> None:
+        require_floating(source)
         self._source, self._base = source, base
         self._letters = _read_letters(source)
         own = [name for name, letter in self._letters.items() if letter != SAME]

@@ -7,6 +7,7 @@ so that training heals it after a restore.
 
 from dynaquant_core.quantize.lattice.offsets import offset_key, offsets
 from dynaquant_core.quantize.lattice.quantise import ESCAPE, LARGEST, MIDDLE, dequantise, quantise
+from dynaquant_core.quantize.lattice.scattered import scattered
 from dynaquant_core.quantize.lattice.steps import (
     TensorStat,
     is_step,
@@ -31,6 +32,7 @@ __all__ = [
     "quantise",
     "relative_steps",
     "round_step",
+    "scattered",
     "spread",
     "steps_of",
     "surroundings",

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.borrowed import borrowed
 from dynaquant_core.quantize.flat import host_view
 from dynaquant_core.quantize.lattice import kernels
 from dynaquant_core.quantize.lattice.offsets import scratch
@@ -119,5 +120,5 @@ def zeros(symbols: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def as_float32(part: Tensor) -> NDArray[np.float32]:
     """A block as float32[n]: a view where it is float32, else a rounded copy."""
-    array: NDArray[np.float32] = part.to(torch.float32).numpy()
+    array: NDArray[np.float32] = borrowed(part.to(torch.float32))
     return array

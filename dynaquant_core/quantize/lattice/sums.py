@@ -9,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dynaquant_core.borrowed import borrowed
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import kernels
+from dynaquant_core.quantize.lattice.scattered import scattered
 from dynaquant_core.quantize.torch_path import chunks
 from dynaquant_core.threads import map_threads
 
@@ -83,8 +85,8 @@ def deviation(flat: Tensor, pivot: float, reach: float) -> float:
 
 def surroundings(flat: Tensor) -> tuple[float, float]:
     """(median, distance from it within which 99 in 100 values lie), of a sample of finite values."""
-    stride = -(-flat.numel() // LOOK) | 1  # odd, so that it meets every column of a matrix
-    values = flat[::stride].to("cpu", torch.float32).numpy()
+    sample = flat if flat.numel() <= LOOK else flat[scattered(flat.numel(), LOOK).to(flat.device)]
+    values = borrowed(sample.to("cpu", torch.float32))
     median = np.partition(values, (values.size - 1) // 2)[(values.size - 1) // 2]
     away = np.abs(values.astype(np.float64) - median)
     place = int(USUAL * (away.size - 1))
@@ -97,7 +99,7 @@ def host_sums(flat: Tensor, pivot: float, reach: float = math.inf) -> Floats:
     def work(part: slice) -> Floats:
         values, lanes = flat[part].to(torch.float32), np.zeros((2, LANES))
         near = values if reach == math.inf else values.clamp(pivot - reach, pivot + reach)
-        kernels.add_moments(near.numpy(), pivot, lanes[0], lanes[1])
+        kernels.add_moments(borrowed(near), pivot, lanes[0], lanes[1])
         return lanes
 
     parts = [slice(start, start + CHUNK) for start in range(0, flat.numel(), CHUNK)]
