@@ -2,7 +2,7 @@
 
 What a restore costs is movement that was not stored (stale), not error.  To know it takes the weights that
 this life of the training began from.  A copy of them all would be one more model in memory; so up to `SAMPLE`
-weights at even distances are kept: 4 MB, for a standard error of stale of about sqrt(noise / SAMPLE), below
+weights all over them are kept: 4 MB, for a standard error of stale of about sqrt(noise / SAMPLE), below
 0.006 where noise is 30.  A search decodes every candidate that it measures; the sample is taken in passing.
 """
 
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from dynaquant_core.quantize.flat import FLOATS
+from dynaquant_core.quantize.lattice.scattered import scattered
 from dynaquant_core.search.quality import Lost
 from dynaquant_core.state import address_of
 
@@ -34,8 +35,7 @@ class Start:
 
     Args:
         values: name -> float32[n] on the CPU.
-        stride: every so manieth weight of a tensor; odd, so that it meets every column of a matrix.  Of small
-            tensors more are taken (`_every`).
+        stride: one weight of a tensor in so many; of small tensors more are taken (`_every`).
         trained: names of those that an optimizer trains.
     """
 
@@ -47,7 +47,7 @@ class Start:
     def sampled(cls, tensors: Mapping[str, object]) -> Start:
         """A sample of those that are floating tensors of one dimension and more."""
         weights = {name: tensor for name, tensor in tensors.items() if _has_weights(tensor)}
-        stride = -(-sum(tensor.numel() for tensor in weights.values()) // SAMPLE) | 1
+        stride = max(1, -(-sum(tensor.numel() for tensor in weights.values()) // SAMPLE))
         values = {name: _sampled(tensor, stride) for name, tensor in weights.items()}
         return cls(values, stride)
 
@@ -141,14 +141,15 @@ def place_of(value: object) -> object:
 
 
 def _every(tensor: Tensor, stride: int) -> int:
-    """Every so manieth weight of a tensor is taken: odd, the stride or less."""
-    return min(stride, max(1, tensor.numel() // LEAST) | 1)
+    """One weight of a tensor is taken in so many: the stride or less."""
+    return min(stride, max(1, tensor.numel() // LEAST))
 
 
 def _sampled(tensor: Tensor, stride: int) -> Tensor:
-    """Every `_every`-th value, as float32 on the CPU; a copy."""
-    flat = tensor.detach().flatten()[:: _every(tensor, stride)]
-    return flat.to("cpu", torch.float32, copy=True)
+    """One value in `_every`, in all columns and taps, as float32 on the CPU; a copy."""
+    flat = tensor.detach().flatten()
+    places = scattered(flat.numel(), -(-flat.numel() // _every(tensor, stride)))
+    return flat[places.to(flat.device)].to("cpu", torch.float32)
 
 
 def _in_spreads(moved: Tensor, now: Tensor) -> float:
