@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
 from dynaquant_core.arithmetic import plain_arithmetic, plainly
+from dynaquant_core.cuda_streams import chosen_streams, on_streams
 from dynaquant_core.errors import ConfigError
-from dynaquant_core.streams import chosen_streams, on_streams
 
 __all__ = ["MAX_THREADS", "cores", "in_background", "map_threads", "slices", "thread_count", "turn"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dynaquant_core as dq
-from dynaquant_core.streams import chosen_streams
+from dynaquant_core.cuda_streams import chosen_streams
 from dynaquant_core.threads import map_threads
 
 needs_cuda = pytest.mark.skipif(
