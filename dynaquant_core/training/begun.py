@@ -70,6 +70,8 @@ class Begun:
             None before the first step, unless ``still``, and where none of the tensors is a weight of the
             models.
         """
+        if still and not self._optimizers:  # nobody will tell of the first step before it is done
+            self.now()
         sample = self._sampled() if self._sample is None and still else self._sample
         # Layers may have been unfrozen, and given to an optimizer, long after the first step.
         return None if sample is None else sample.named(live, places_of(self._optimizers))

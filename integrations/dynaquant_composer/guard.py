@@ -11,7 +11,7 @@ from composer.loggers import Logger
 from composer.utils import is_compressed_pt, is_tar, parse_uri
 
 from dynaquant_core.errors import ConfigError
-from dynaquant_core.training.optimizers import is_sharded
+from dynaquant_core.plugins import is_sharded
 
 __all__ = ["require_local", "require_uncompressed", "require_whole_weights", "say_what_is_untested"]
 
