@@ -109,12 +109,17 @@ def run(words: Sequence[object], **options: Any) -> subprocess.CompletedProcess[
 
 
 def serve(needs: Sequence[str]) -> None:
-    """A server that has imported what is needed; one that has not is left to end with its children."""
+    """A server that has imported what is needed; one that has not is ended, its children go on."""
     wanted = {*USUAL, *needs}
     if wanted <= _imported:
         return
     _imported.update(wanted)
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    # It waits for the end of a pipe that forks of this process hold too, such as a loader's worker that a
+    # test has not let go of.
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
     CONTEXT.set_forkserver_preload([*USUAL, *sorted(_imported.difference(USUAL))])
     paths = [str(ROOT), str(ROOT / "integrations"), os.environ.get("PYTHONPATH", "")]
     with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))):
