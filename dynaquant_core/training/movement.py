@@ -147,9 +147,10 @@ def _every(tensor: Tensor, stride: int) -> int:
 
 def _sampled(tensor: Tensor, stride: int) -> Tensor:
     """One value in `_every`, in all columns and taps, as float32 on the CPU; a copy."""
-    flat = tensor.detach().flatten()
-    places = scattered(flat.numel(), -(-flat.numel() // _every(tensor, stride)))
-    return flat[places.to(flat.device)].to("cpu", torch.float32)
+    flat, every = tensor.detach().flatten(), _every(tensor, stride)
+    if every > 1:
+        flat = flat[scattered(flat.numel(), -(-flat.numel() // every)).to(flat.device)]
+    return flat.to("cpu", torch.float32, copy=True)
 
 
 def _in_spreads(moved: Tensor, now: Tensor) -> float:

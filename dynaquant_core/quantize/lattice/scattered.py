@@ -24,7 +24,8 @@ GOLDEN, FIRST, SECOND = (
 SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-@lru_cache(maxsize=256)  # models have few sizes of tensors; 8 MiB where all are sampled in 4096 places
+# Models have few sizes of tensors: 8 MiB of 4096 places each, and 8 more of the sample that tells movement.
+@lru_cache(maxsize=256)
 def scattered(count: int, most: int) -> Tensor:
     """Places among ``count``, at most so many, in order; the same ones each time.
 
