@@ -108,7 +108,7 @@ def configurations(figure: Figure, run: Run) -> None:
         ladder = sorted(set(map(str, values)), key=_by_number)
         places = [ladder.index(str(value)) for value in values]
         axes.step([entry["step"] for entry in entries], places, where="mid", marker="o", color=BLUE)
-        axes.set_yticks(range(len(ladder)), ladder)
+        axes.set_yticks(range(len(ladder)), [_short(value) for value in ladder])
         axes.set_ylim(-0.5, len(ladder) - 0.5)
         axes.set_ylabel(name.replace("_", "\n"), rotation=0, ha="right", va="center")
     rows[0].set_title("Configuration of each checkpoint")
@@ -158,6 +158,19 @@ def _stacked(
 
 def _legend(axes: Axes) -> None:
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+
+
+def _short(value: str) -> str:
+    """A value as a label: of a fraction the digits that a reader can use.
+
+    Example:
+        >>> [_short(value) for value in ("1.034696", "7.04", "0.0005", "16", "bf16")]
+        ['1.035', '7.04', '0.0005', '16', 'bf16']
+    """
+    try:
+        return f"{float(value):.4g}" if "." in value else value
+    except ValueError:
+        return value
 
 
 def _by_number(text: str) -> tuple[int, float, str]:
