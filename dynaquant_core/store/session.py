@@ -79,9 +79,13 @@ class Session:
         Taken for a restore, a look costs some bytes: a new lattice, another base.  A restore that is taken
         for a look costs training: restored weights lie on the old lattice and would snap back to it.
         """
-        self._writer.doubt(info)
+        self._writer.doubts.read(info, whole=base is not None)
         if not self.tells:
             self.remember(info, base, written)
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Tells of files that could not be read: they do not stay in the place of one that can be."""
+        self._writer.doubts.add(names)
 
     def remember(self, info: CheckpointInfo, base: Base | None, written: PartMeta | None) -> None:
         """Tells that a run goes on from a checkpoint; the next save may build on ``base``.
@@ -91,7 +95,7 @@ class Session:
             base: what was decoded of it; None where that was not all.
             written: how its weights were written; None where it has none.
         """
-        self._writer.doubt(info)
+        self._writer.doubts.read(info, whole=base is not None)
         with self._guard:
             self.loaded, self._base, self.last = info, base, base or self.last
             self.written = written
@@ -125,7 +129,7 @@ class Session:
             Its info, as it was saved; where links were merged, with the seconds that this took.
         """
         with self.writing():
-            self.loaded, self._base = self._writer.commit(sealed)
+            self.loaded, self._base = self._writer.commit(sealed, self.loaded)
             self.last, self.written = self._base, sealed.parts.get("weights", self.written)
             seconds = self._merge()
             if seconds is not None:
