@@ -145,14 +145,16 @@ class Session:
         started = time.perf_counter()
         try:
             base = self._super_steps.merge(self.written.super_step if self.written else 0)
+            links = self._links_of(base) if base is not None else []
         except Exception as error:  # noqa: BLE001 - whatever a method's merge ends in, the save has succeeded
-            logger.warning("the checkpoint is saved, but the links below it could not be merged: %s", error)
+            reason = str(error) or type(error).__name__
+            logger.warning("the checkpoint is saved, but the links below it could not be merged: %s", reason)
             return None
         if base is None:
             return None
         self._base = self.last = base
         self._writer.tidy()
-        self._branch.merged(self._links_of(base))
+        self._branch.merged(links)
         return time.perf_counter() - started
 
     def _links_of(self, base: Base) -> list[BaseLink]:
@@ -168,13 +170,14 @@ class Session:
             return
         try:
             base = self._reader.read_digest(link.digest, lambda chain: chain.base(chain.hold()))
-        except FALLBACK_ERRORS as error:
-            logger.warning("an older checkpoint cannot be built on, so a key is written: %s", error)
+            for part, held in base.parts.items():
+                later = newest.parts.get(part)
+                if later is not None and isinstance(held.reference, Rejoins):
+                    held.reference.rejoin(later.reference)
+        except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever this ends in
+            reason = str(error) or type(error).__name__
+            logger.warning("an older checkpoint cannot be built on, so a key is written: %s", reason)
             return
-        for part, held in base.parts.items():
-            later = newest.parts.get(part)
-            if later is not None and isinstance(held.reference, Rejoins):
-                held.reference.rejoin(later.reference)
         self._base = self.last = base
 
     @contextmanager
