@@ -98,13 +98,14 @@ class DynaQuantCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Saves; when it returns, the live tensors may change, and the folder is on its way.
+        """Saves; when it returns, the folder is whole, on this rank's disk and for every other rank.
 
-        A save that a signal's handler asks for in the middle of another follows that one.
+        Whoever called may remove the checkpoint before at once, or load this one.  A save that a signal's
+        handler asks for in the middle of another follows that one.
 
         Raises:
             ConfigError: the path is not local, or storage options were given.
-            DynaQuantError: this save, or the one before it, failed; training may go on.
+            DynaQuantError: this save failed; training may go on.
         """
         require(
             storage_options is None, "storage_options are for remote files; DynaQuant writes local folders."
@@ -153,7 +154,12 @@ class DynaQuantCheckpointIO(CheckpointIO):
         return _is_taken(path)
 
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
-        """Compresses a checkpoint into the folder ``path``."""
+        """Compresses a checkpoint into the folder ``path``, which is whole when this returns."""
+        self.begin_folder(checkpoint, path)
+        self.wait()
+
+    def begin_folder(self, checkpoint: dict[str, Any], path: str) -> None:
+        """The same, but the folder is on its way when this returns; the live tensors may change."""
         run = self.runs.begin(path, moments=has_moments(checkpoint))
         with _unsynchronised(self._parallel):  # the other ranks wait for this one's search
             tree = to_tree(checkpoint, path)

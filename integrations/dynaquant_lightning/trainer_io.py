@@ -14,8 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import DynaQuantError, EvaluationError
+from dynaquant_core.errors import DynaQuantError, EvaluationError, SaveError
 from dynaquant_core.plugins import figures_of
+from dynaquant_lightning.asking import removed_in_order
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
@@ -83,6 +84,25 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
                 run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
             self._newest = local(path), self._moment
 
+    def finish(self, checkpoint: dict[str, Any], path: Any) -> None:
+        """Waits with all ranks; each of them calls it after rank 0's save, and then finds the folder.
+
+        Raises:
+            SaveError: it could not be written, here or on another rank.
+        """
+        if not (self.turns.busy or self._is_interrupted) and self.takes(checkpoint, path):
+            self.meet()
+
+    def meet(self) -> None:
+        """`wait` for all ranks together: one that went on alone would leave the others in a collective."""
+        problem: DynaQuantError | None = None
+        try:
+            self.wait()
+        except DynaQuantError as error:
+            problem = error
+        if not self.trainer.strategy.reduce_boolean_decision(problem is None, all=True):
+            raise problem or SaveError("another rank could not write a checkpoint; look at its log.")
+
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
         """Saves, or links where the same moment was saved under another name."""
         try:
@@ -103,7 +123,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         if self.trainer.world_size == 1:
             self._find_measure()
         with self._copies_exact(checkpoint):
-            super().save_folder(checkpoint, path)
+            self.begin_folder(checkpoint, path)
         self._newest = path, self._moment
 
     @contextmanager
@@ -149,11 +169,16 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         return bool(self.trainer.state.status == TrainerStatus.INTERRUPTED)
 
     def _must_wait(self, path: str) -> bool:
-        """Whether nothing would wait for this save, or somebody looks at the folder at once."""
+        """Whether nothing would wait for the save, or somebody may look at it or lean on it at once.
+
+        Several ranks `finish` each save.
+        """
         state = self.trainer.state
+        if self.trainer.world_size > 1 and state.status == TrainerStatus.RUNNING:
+            return False
         running = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING and not self._over
         linked = any(getattr(one, "save_last", None) == "link" for one in self.trainer.checkpoint_callbacks)
-        return not running or linked or Path(path).name.startswith("hpc_ckpt_")
+        return not running or linked or not removed_in_order(path)
 
     def teardown(self) -> None:
         """Waits for everything that is being written; an error of the training's own is never hidden."""
