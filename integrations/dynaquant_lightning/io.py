@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from lightning.fabric import is_wrapped
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core import CheckpointInfo
@@ -181,9 +182,9 @@ def _is_taken(path: Any) -> bool:
 
 
 def _parallel(wrapped: Any) -> DistributedDataParallel | None:
-    """What runs a module that Fabric has wrapped on several ranks, if something does."""
-    inner = getattr(wrapped, "_forward_module", None) if is_wrapped(wrapped) else wrapped
-    return inner if isinstance(inner, DistributedDataParallel) else None
+    """What runs a module on several ranks, if something does: inside Fabric's wrapper, or a compiler's."""
+    inside = wrapped.modules() if isinstance(wrapped, nn.Module) else ()
+    return next((one for one in inside if isinstance(one, DistributedDataParallel)), None)
 
 
 @contextmanager

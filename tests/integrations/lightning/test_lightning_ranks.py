@@ -51,7 +51,7 @@ def test_gradients_may_travel_in_two_bits(tmp_path):
     assert max(first["loss"], second["loss"]) < 0.7  # of 2.3 before the first step
 
 
-@pytest.mark.parametrize("how", ["plain"])
+@pytest.mark.parametrize("how", ["plain", "compiled"])
 def test_fabric_searches_on_one_rank_with_a_module_that_broadcasts_its_buffers(tmp_path, how):
     """Its forward pass would wait for ranks that are in ``fabric.save`` already.
 
