@@ -41,27 +41,31 @@ def install(trainer: Trainer, io: TrainerCheckpointIO) -> None:
             save and its `finish` after it: only rank 0 reaches a CheckpointIO.
 
     Raises:
-        ConfigError: the Trainer has a CheckpointIO of another kind.
+        ConfigError: the Trainer was given a CheckpointIO, and not one of Lightning's own.
     """
     strategy = trainer.strategy
     present = strategy.checkpoint_io
     if present is io:
         return
-    if not _is_replaceable(present):
-        raise ConfigError(
-            f"the Trainer already has the CheckpointIO {type(present).__name__}; leave it out of plugins=, "
-            "or take DynaQuantCallback out."
-        )
+    _require_replaceable(present)
     strategy.checkpoint_io = io
     if trainer.world_size > 1:
         _around_saves(strategy, io)
 
 
-def _is_replaceable(present: CheckpointIO | None) -> bool:
-    """Lightning's own, also behind its thread: ours has a thread itself, and needs the live tensors."""
+def _require_replaceable(present: CheckpointIO | None) -> None:
+    """Refuses all but Lightning's own, also behind its thread (ours has one itself), and a callback's."""
     while isinstance(present, AsyncCheckpointIO):
         present = present.checkpoint_io
-    return type(present) is TorchCheckpointIO or isinstance(present, DynaQuantCheckpointIO) or present is None
+    if type(present) is TorchCheckpointIO or isinstance(present, TrainerCheckpointIO) or present is None:
+        return
+    options = (
+        "give its options to DynaQuantCallback and " if isinstance(present, DynaQuantCheckpointIO) else ""
+    )
+    raise ConfigError(
+        f"the Trainer already has the CheckpointIO {type(present).__name__}; {options}leave it out of "
+        "plugins=, or take DynaQuantCallback out."
+    )
 
 
 def _around_saves(strategy: Any, io: TrainerCheckpointIO) -> None:
