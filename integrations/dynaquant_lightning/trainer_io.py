@@ -50,11 +50,13 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         self._over = True  # nothing waits for saves: training has not begun, or has ended
         self._moment = 0  # counts the hooks of training that have run
         self._newest: tuple[str, int] | None = None  # the folder saved last, and when
+        self._axis: dict[int, int] = {}  # steps of saves, and where the loggers' x axis was then
 
     def begin_training(self) -> None:
         """Tells that the Trainer's model, optimizers and data are ready."""
         self._validation = Validation(self.trainer, self._metric) if self._measures else None
         self._unmeasured, self._over = UNTRIED, False
+        self._axis.clear()
         self._watch()
 
     def _watch(self) -> None:
@@ -113,6 +115,12 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
             if not self._is_interrupted:
                 raise
             logger.error("no checkpoint of the interrupted training: %s", error)  # its own error is raised
+
+    def begin_folder(self, checkpoint: dict[str, Any], path: str) -> None:
+        """As the base; notes where the figures of this save belong."""
+        loop = self.trainer.fit_loop.epoch_loop
+        self._axis[int(checkpoint["global_step"])] = loop._batches_that_stepped
+        super().begin_folder(checkpoint, path)
 
     def _save_or_link(self, checkpoint: dict[str, Any], path: str) -> None:
         twin = self._twin(path)
@@ -203,6 +211,9 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
     # -- telling -----------------------------------------------------------------------------------
 
     def reported(self, info: CheckpointInfo) -> None:
-        """Logs what a checkpoint cost and promises to the Trainer's loggers."""
+        """Logs what a checkpoint cost and promises, beside what Lightning logged when it was saved.
+
+        Lightning's x axis counts batches, whatever number of optimizers stepped in each.
+        """
         for each in self.trainer.loggers:
-            each.log_metrics(figures_of(info), step=info.step)
+            each.log_metrics(figures_of(info), step=self._axis.get(info.step, info.step))

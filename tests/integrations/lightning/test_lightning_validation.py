@@ -168,6 +168,33 @@ def test_the_named_value_is_measured_in_its_own_direction(tmp_path):
     assert info.quality["reference"] == pytest.approx(float(run.callback_metrics["val_acc"]), abs=1e-6)
 
 
+class ByHand(Digits):
+    """Two optimizers, each stepped at every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return [torch.optim.AdamW(self.net[index].parameters(), lr=1e-2) for index in (0, 4)]
+
+
+def test_our_figures_have_the_x_axis_of_the_metrics_beside_them(tmp_path):
+    logger, keeper = CSVLogger(tmp_path), saves(tmp_path, save_on_train_epoch_end=False)
+    fit(tmp_path, keeper, DynaQuantCallback(), model=ByHand, epochs=3, logger=logger)
+    (path,) = tmp_path.rglob("metrics.csv")
+    head, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    at = {name: [int(row[head.index("step")]) for row in rows if row[head.index(name)]] for name in head}
+    assert at["dynaquant/bytes"] == at["val_loss"] == [19, 39, 59]
+
+
 def test_a_second_fit_is_measured_on_its_own_data(tmp_path):
     training = digits()[0]
     run = fit(tmp_path, saves(tmp_path), DynaQuantCallback(), epochs=1)
