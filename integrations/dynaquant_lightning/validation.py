@@ -82,16 +82,15 @@ class Validation:
         return f"{said} and returns no loss: give evaluate= the name of a logged value, or a function"
 
     def __call__(self) -> list[float]:
-        """One value a batch, or a single one where what is logged is a metric object."""
+        """One value a batch; of metric objects, which gather over batches, one value each."""
         values: list[Any] = []
         with self._ready() as logged:
             for batch in self._batches:
                 logged.clear()
-                values.append(self._value(self._step(batch), logged))
-            objects = [value for value in values if isinstance(value, Metric)]
-            if objects:
-                return [float(objects[-1].compute())]
-        return [float(value) for value in values if value is not None]
+                value = self._value(self._step(batch), logged)
+                if value is not None and not any(value is one for one in values if isinstance(one, Metric)):
+                    values.append(value)
+            return [float(one.compute() if isinstance(one, Metric) else one) for one in values]
 
     @contextmanager
     def _ready(self) -> Iterator[Logged]:

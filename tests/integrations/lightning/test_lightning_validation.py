@@ -159,6 +159,35 @@ def test_kinds_of_validation_data(tmp_path, which):
     assert describe(tmp_path / "last.ckpt").met
 
 
+class Layers(Digits):
+    """A layer, a validation loader and a metric object each; what is learnt of both is one loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(64, 10)
+        self.means = nn.ModuleList([MeanMetric(), MeanMetric()])
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + functional.cross_entropy(
+            self.other(batch[0]), batch[1]
+        )
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        logits = (self.other, self.net)[dataloader_idx](batch[0])
+        self.means[dataloader_idx](functional.cross_entropy(logits, batch[1]))
+        self.log("val_loss", self.means[dataloader_idx])
+
+
+def test_metric_objects_of_every_loader_are_measured(tmp_path):
+    data = loaders()[0], [loaders()[1], loaders()[1]]
+    run = fit(tmp_path, saves(tmp_path), DynaQuantCallback(), model=Layers, data=data, epochs=2)
+    each = [float(run.callback_metrics[f"val_loss/dataloader_idx_{index}"]) for index in range(2)]
+    info = describe(tmp_path / "last.ckpt")
+    assert info.met
+    assert info.quality["reference"] == pytest.approx(sum(each) / 2, rel=1e-4)
+    assert abs(each[0] - each[1]) > 0.01
+
+
 def test_the_named_value_is_measured_in_its_own_direction(tmp_path):
     callback = DynaQuantCallback(evaluate="val_acc", mode="max", threshold=0.02)
     run = fit(tmp_path, saves(tmp_path), callback, model=Rich, epochs=2)
