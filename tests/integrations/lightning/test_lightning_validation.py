@@ -188,6 +188,31 @@ def test_metric_objects_of_every_loader_are_measured(tmp_path):
     assert abs(each[0] - each[1]) > 0.01
 
 
+class Returns(Digits):
+    """Returns what share is right, and perhaps logs it, too."""
+
+    def __init__(self, name=None):
+        super().__init__()
+        self.name = name
+
+    def validation_step(self, batch, batch_idx):
+        value = (self(batch[0]).argmax(1) == batch[1]).float().mean()
+        if self.name == "val_loss":
+            value = functional.cross_entropy(self(batch[0]), batch[1])
+        if self.name is not None:
+            self.log(self.name, value)
+        return value
+
+
+@pytest.mark.parametrize(("name", "told"), [(None, 1), ("val_acc", 1), ("val_loss", 0)])
+def test_a_number_that_is_returned_is_taken_for_a_loss_aloud(tmp_path, caplog, name, told):
+    with caplog.at_level(logging.WARNING):
+        fit(tmp_path, saves(tmp_path), DynaQuantCallback(), model=lambda: Returns(name), epochs=2)
+    assert caplog.text.count("is taken for a loss, the lower the better") == told
+    assert caplog.text.count("'val_acc'") == (name == "val_acc")
+    assert describe(tmp_path / "last.ckpt").evaluations > 0
+
+
 def test_the_named_value_is_measured_in_its_own_direction(tmp_path):
     callback = DynaQuantCallback(evaluate="val_acc", mode="max", threshold=0.02)
     run = fit(tmp_path, saves(tmp_path), callback, model=Rich, epochs=2)
