@@ -2,6 +2,7 @@
 
 What a candidate decodes to depends on the base that it is drafted against.  A rank that resumed from
 elsewhere, or whose writer failed to commit what the others have counted on, would measure something else.
+Rank 0 compares, and its word holds for all: a rank that comes too late hears what the others heard.
 A search that ended in an error ends the training as a rule, and the first rank to leave may take the whole
 job with it: so the others stay until the writer has committed.
 """
@@ -9,6 +10,7 @@ job with it: so the others stay until the writer has committed.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEADLINE",
+    "OWN_SHARE",
     "Stand",
     "await_commit",
     "compared",
@@ -36,6 +39,12 @@ __all__ = [
 #: Environment variable: seconds that ranks wait for each other while a configuration is chosen.
 DEADLINE = "DYNAQUANT_DEADLINE"
 DEADLINE_SECONDS = 600.0
+
+#: Rank 0's share of the deadline; the others wait longer, to hear from it whom it has waited for.
+OWN_SHARE = 0.75
+
+#: Note of rank 0: what came of a comparison.
+WORD = "word"
 
 #: Note of the writer: nobody needs to wait for it any more.
 COMMITTED = "committed"
@@ -78,14 +87,32 @@ def compared(step: int, own: Stand) -> list[Stand]:
     _begun[step] += 1
     board = _board(step)
     board.post(f"{board.rank}", asdict(own))
-    notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, deadline())
-    if board.rank == 0:
-        board.clear_others()
-    stands = [Stand(**notes[rank]) for rank in range(board.ranks)]
+    stands = _gathered(board) if board.rank == 0 else _heard(board)
     for number, stand in enumerate(stands):
         if stand.problem is not None and own.problem is None:
             raise SaveError(f"rank {number} of {board.ranks}: {stand.problem}")
     return stands
+
+
+def _gathered(board: Board) -> list[Stand]:
+    """The stands, which the others hear of from rank 0 alone: all come to the same, early or late."""
+    try:
+        notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, OWN_SHARE * deadline())
+    except EvaluationError as error:
+        with suppress(EvaluationError):
+            board.post(WORD, {"error": str(error)})
+        raise
+    board.clear_others()
+    found = [notes[rank] for rank in range(board.ranks)]
+    board.post(WORD, {"stands": found})
+    return [Stand(**note) for note in found]
+
+
+def _heard(board: Board) -> list[Stand]:
+    word = board.read(WORD, 0, deadline())
+    if "error" in word:
+        raise EvaluationError(word["error"])
+    return [Stand(**note) for note in word["stands"]]
 
 
 def require_all_well(step: int, problem: DynaQuantError | None) -> None:
@@ -108,9 +135,14 @@ def tell_commit(step: int) -> None:
 
 
 def await_commit(step: int) -> None:
-    """Waits until the writer is done with the save that was agreed upon last, at most for the deadline."""
+    """Waits until the writer is done with the save that was agreed upon last.
+
+    That is at most the deadline since it was last heard of: one that was silent for so long has had its time.
+    """
+    board = _board(step)
+    left = deadline() - (time.monotonic() - board.heard())
     with suppress(EvaluationError):  # the error that led here is the one to tell
-        _board(step).read(COMMITTED, 0, deadline())
+        board.read(COMMITTED, 0, max(0.0, left))
 
 
 def ranks() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dynaquant_core.errors import DynaQuantError, EvaluationError
-from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks
+from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks, tell_commit
 from dynaquant_core.plugins.watched import Watched
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.trail import Trail
@@ -75,7 +75,12 @@ class Decider:
         gradients = self._watched.gradients()
         saving = self._begin_together(step, tree, gradients, problem)
         self._watched.look_back(saving.live)
-        choice = self._unsearched(saving) or self._choice_together(saving)
+        try:
+            choice = self._unsearched(saving) or self._choice_together(saving)
+        except BaseException:
+            if rank() == 0:  # the others have heard of it, and wait for what is saved all the same
+                tell_commit(step)
+            raise
         if rank() == 0:
             return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
         self._trail.follow(saving, choice.draft)
@@ -94,20 +99,39 @@ class Decider:
         choice = self._unsearched(saving) or self._watched.chooser.choose(saving)
         return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
 
-    def final(self, step: int, tree: Any, chosen: Chosen | None) -> Chosen:
-        """The save of ``tree`` with a choice made before, if that was for this save; else with a new one."""
+    def final(self, step: int, tree: Any, chosen: Chosen | None, *, shares: bool) -> Chosen:
+        """The save of ``tree`` with a choice made before, if that was for this save; else with a new one.
+
+        Args:
+            step: completed optimizer steps.
+            tree: that a checkpoint can hold.
+            chosen: the choice made before; None: there is none.
+            shares: whether the ranks of this job search together.  Then a new choice evaluates nothing: the
+                others train meanwhile, and what ``evaluate`` exchanges would meet what they exchange.
+        """
+        again = self._unmeasured if shares else self.alone
         if chosen is None:
-            return self.alone(step, tree)
+            return again(step, tree)
         started = time.perf_counter()
         saving = self._begin(step, tree, chosen.gradients, like=chosen.saving)
         if not _serves(chosen, saving):
             logger.warning(
-                "the state to save at step %d is not the one that was searched: the search is made again",
+                "the state to save at step %d is not the one that was searched: %s",
                 step,
+                "it is not searched again" if shares else "the search is made again",
             )
-            return self.alone(step, tree)
+            return again(step, tree)
         held = chosen.held + time.perf_counter() - started
         return Chosen(saving, chosen.choice, chosen.gradients, held)
+
+    def _unmeasured(self, step: int, tree: Any) -> Chosen:
+        """What keeps the promise without an evaluation."""
+        started = time.perf_counter()
+        gradients = self._watched.gradients()
+        saving = self._begin(step, tree, gradients)
+        choice = self._watched.chooser.unsearched(saving)
+        logger.warning("the ranks have not chosen together what step %d stores: no search", step)
+        return Chosen(saving, choice, gradients, time.perf_counter() - started)
 
     def _begin(
         self, step: int, tree: Any, gradients: dict[str, Tensor] | None, like: Saving | None = None

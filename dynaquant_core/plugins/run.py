@@ -16,7 +16,7 @@ import torch
 
 from dynaquant_core.config import require
 from dynaquant_core.errors import DynaQuantError
-from dynaquant_core.plugins.agreement import require_all_well, tell_commit
+from dynaquant_core.plugins.agreement import ranks, require_all_well, tell_commit
 from dynaquant_core.plugins.deciding import Chosen, Decider
 from dynaquant_core.plugins.folder import copy_checkpoint, remove_folder, replacing
 from dynaquant_core.plugins.line import Line
@@ -82,6 +82,7 @@ class PluginRun:
         self._line = Line()
         self._decider = Decider(self._trail, self._watched)
         self._chosen: tuple[int, Any, Chosen] | None = None  # step and state it was made for, and the choice
+        self._shares = False  # whether the ranks of this job search together
         self._failed = False  # whether the last save never came to the line
         self._committed: deque[CheckpointInfo] = deque()
         if not self.enabled:
@@ -150,11 +151,12 @@ class PluginRun:
                 is not looked through again.
 
         Raises:
-            DynaQuantError: as `save`; the next save then searches by itself.
+            DynaQuantError: as `save`; the next save then searches by itself.  With more than one rank it does
+                not, since the others are no longer there for what ``evaluate`` may exchange: it is exact.
         """
         if not self.enabled:
             return
-        self._chosen = None
+        self._chosen, self._shares = None, ranks() > 1
         problem = None
         try:
             self._settle()  # the next delta is drafted against the checkpoint that is being written
@@ -311,7 +313,9 @@ class PluginRun:
         of_step, of_tree, before = self._chosen or (None, None, None)
         begun = time.perf_counter()
         if before is None or of_step != step or of_tree is not tree:
-            before = self._decider.final(step, plain, before if of_step == step else None)
+            before = self._decider.final(
+                step, plain, before if of_step == step else None, shares=self._shares
+            )
         chosen = before
         sealing = time.perf_counter()
         sealed = chosen.saving.seal(chosen.choice.draft, chosen.choice.report)
