@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
@@ -30,6 +31,7 @@ __all__ = [
     "await_commit",
     "compared",
     "deadline",
+    "on_all_ranks",
     "rank",
     "ranks",
     "require_all_well",
@@ -45,6 +47,9 @@ OWN_SHARE = 0.75
 
 #: Note of rank 0: what came of a comparison.
 WORD = "word"
+
+#: Seconds that rank 0, whose store it is, stays for those that have come to hear of a failure.
+HEARING = 10.0
 
 #: Note of the writer: nobody needs to wait for it any more.
 COMMITTED = "committed"
@@ -99,20 +104,37 @@ def _gathered(board: Board) -> list[Stand]:
     try:
         notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, OWN_SHARE * deadline())
     except EvaluationError as error:
-        with suppress(EvaluationError):
-            board.post(WORD, {"error": str(error)})
+        _tell_failure(board, {"error": str(error)})
         raise
     board.clear_others()
-    found = [notes[rank] for rank in range(board.ranks)]
-    board.post(WORD, {"stands": found})
-    return [Stand(**note) for note in found]
+    found = [Stand(**notes[rank]) for rank in range(board.ranks)]
+    word = {"stands": [asdict(stand) for stand in found]}
+    if any(stand.problem is not None for stand in found):
+        _tell_failure(board, word)
+    else:
+        board.post(WORD, word)
+    return found
+
+
+def _tell_failure(board: Board, word: dict[str, Any]) -> None:
+    """Rank 0 may leave after it, and its store with it: those that are there have heard by then."""
+    board.expect(f"{rank}/heard" for rank in range(1, board.ranks))
+    there = [rank for rank in range(1, board.ranks) if board.has(f"{rank}")]
+    with suppress(EvaluationError):
+        board.post(WORD, word)
+        if there:
+            board.gather({rank: f"{rank}/heard" for rank in there}, min(HEARING, deadline()))
 
 
 def _heard(board: Board) -> list[Stand]:
     word = board.read(WORD, 0, deadline())
+    stands = [Stand(**note) for note in word.get("stands", ())]
+    if not stands or any(stand.problem is not None for stand in stands):
+        with suppress(EvaluationError):
+            board.post(f"{board.rank}/heard", {})
     if "error" in word:
         raise EvaluationError(word["error"])
-    return [Stand(**note) for note in word["stands"]]
+    return stands
 
 
 def require_all_well(step: int, problem: DynaQuantError | None) -> None:
@@ -125,6 +147,26 @@ def require_all_well(step: int, problem: DynaQuantError | None) -> None:
         compared(step, Stand() if problem is None else Stand.failed(problem))
     if problem is not None:
         raise problem
+
+
+@contextmanager
+def on_all_ranks(step: int) -> Iterator[None]:
+    """What fails inside, here or on another rank, is raised on all of them; every rank enters.
+
+    So nobody is left in what the ranks do together next.  An `EvaluationError` passes alone: of a search that
+    failed the others have heard before, and only the one that writes is still there.
+
+    Raises:
+        SaveError, EvaluationError: as `compared`.
+    """
+    problem: DynaQuantError | None = None
+    try:
+        yield
+    except EvaluationError:
+        raise
+    except DynaQuantError as error:
+        problem = error
+    require_all_well(step, problem)
 
 
 def tell_commit(step: int) -> None:

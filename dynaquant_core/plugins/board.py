@@ -114,6 +114,12 @@ class Board:
         """When this process has read notes last, of any board, as `time.monotonic` tells it."""
         return _heard[0]
 
+    def has(self, note: str) -> bool:
+        """Whether a note is there; False as well where the store is gone."""
+        with suppress(RuntimeError):
+            return bool(self._store.check([note]))
+        return False
+
     def expect(self, notes: Iterable[str]) -> None:
         """Tells of notes that a rank may put up, whether or not somebody will ask for them."""
         if self.rank == 0:
