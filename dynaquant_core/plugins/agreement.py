@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,8 +82,13 @@ class Stand:
         return cls(problem=f"{type(problem).__name__}: {problem}")
 
 
-def compared(step: int, own: Stand) -> list[Stand]:
+def compared(step: int, own: Stand, together: Callable[[], None] | None = None) -> list[Stand]:
     """The stands of all ranks, by rank; every rank calls it at the same step.
+
+    Args:
+        step: completed optimizer steps.
+        own: of this rank.
+        together: called on rank 0 where all are there and well, before one of them goes on.
 
     Raises:
         SaveError: another rank has a problem; names it.
@@ -92,14 +97,14 @@ def compared(step: int, own: Stand) -> list[Stand]:
     _begun[step] += 1
     board = _board(step)
     board.post(f"{board.rank}", asdict(own))
-    stands = _gathered(board) if board.rank == 0 else _heard(board)
+    stands = _gathered(board, together) if board.rank == 0 else _heard(board)
     for number, stand in enumerate(stands):
         if stand.problem is not None and own.problem is None:
             raise SaveError(f"rank {number} of {board.ranks}: {stand.problem}")
     return stands
 
 
-def _gathered(board: Board) -> list[Stand]:
+def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
     """The stands, which the others hear of from rank 0 alone: all come to the same, early or late."""
     try:
         notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, OWN_SHARE * deadline())
@@ -112,6 +117,8 @@ def _gathered(board: Board) -> list[Stand]:
     if any(stand.problem is not None for stand in found):
         _tell_failure(board, word)
     else:
+        if together is not None:
+            together()
         board.post(WORD, word)
     return found
 

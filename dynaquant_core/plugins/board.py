@@ -68,7 +68,7 @@ class Board:
         Raises:
             EvaluationError: the store is gone.
         """
-        text = json.dumps(data).encode()
+        text = json.dumps(data)  # ASCII
         pieces = [text[at : at + MOST_BYTES] for at in range(0, len(text), MOST_BYTES)]
         self.expect([note])
         try:
@@ -77,7 +77,7 @@ class Board:
                 return
             for name, piece in zip(_pieces(note, len(pieces)), pieces, strict=True):
                 self._store.set(name, piece)
-            self._store.set(note, PIECES + str(len(pieces)).encode())  # last: who finds it finds them all
+            self._store.set(note, f"{PIECES.decode()}{len(pieces)}")  # last: who finds it finds them all
         except RuntimeError as error:
             raise _gone(error) from error
 

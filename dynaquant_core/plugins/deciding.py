@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +51,16 @@ class Decider:
         self._trail = trail
         self._watched = watched
 
-    def together(self, step: int, tree: Any, problem: DynaQuantError | None) -> Chosen | None:
+    def together(
+        self, step: int, tree: Any, problem: DynaQuantError | None, announce: Callable[[], None]
+    ) -> Chosen | None:
         """Chooses for a save of ``step`` that follows; all ranks call it.
 
         Args:
             step: completed optimizer steps.
             tree: that a checkpoint can hold.
             problem: what went wrong on this rank before; it is raised here, after the others have heard.
+            announce: called on the rank that writes, of several, before another can go on: a save follows.
 
         Returns:
             The choice on the rank that writes; None on the others, which only remember what it comes to.
@@ -73,7 +77,7 @@ class Decider:
             return self.alone(step, tree)
         started = time.perf_counter()
         gradients = self._watched.gradients()
-        saving = self._begin_together(step, tree, gradients, problem)
+        saving = self._begin_together(step, tree, gradients, problem, announce)
         self._watched.look_back(saving.live)
         try:
             choice = self._unsearched(saving) or self._choice_together(saving)
@@ -142,7 +146,12 @@ class Decider:
         )
 
     def _begin_together(
-        self, step: int, tree: Any, gradients: dict[str, Tensor] | None, problem: DynaQuantError | None
+        self,
+        step: int,
+        tree: Any,
+        gradients: dict[str, Tensor] | None,
+        problem: DynaQuantError | None,
+        announce: Callable[[], None],
     ) -> Saving:
         """Begins the save on every rank against the same base, or on none against any."""
         saving = None
@@ -151,7 +160,7 @@ class Decider:
                 saving = self._begin(step, tree, gradients)
             except DynaQuantError as error:
                 problem = error
-        stands = compared(step, self._stand(saving, problem))
+        stands = compared(step, self._stand(saving, problem), announce)
         if saving is None:
             assert problem is not None
             raise problem

@@ -9,12 +9,12 @@ import pytest
 from tests.gloo import Found, play
 from tests.plugins.uneven_ranks import LATE
 
-RANKS = "tests.plugins.uneven_ranks"
+RANKS, ACTS = "tests.plugins.uneven_ranks", ("late", "zeros", "heavy", "at_once")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return play(RANKS, tmp_path_factory.mktemp("uneven"), 2, "late", "zeros", "heavy", store="tcp")
+    return play(RANKS, tmp_path_factory.mktemp("uneven"), 2, *ACTS, store="tcp")
 
 
 def column(saves: list[dict[str, Any]], name: str) -> list[Any]:
@@ -56,3 +56,8 @@ def test_large_buffers_are_lent_and_the_job_s_store_lives(found: Found) -> None:
         assert book == {"book": number}
     assert column(found["heavy"][0]["saves"][:2], "met") == [True, True]
     assert not found["heavy"][0]["told"]
+
+
+def test_every_rank_finds_what_was_saved_before_though_one_alone_writes(found: Found) -> None:
+    for rank in found["at_once"]:
+        assert column(rank["saves"], "number") == ["0", "1"]

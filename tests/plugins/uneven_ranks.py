@@ -17,7 +17,9 @@ from torch import distributed, nn
 
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, read_tree
 from dynaquant_core.plugins.agreement import DEADLINE
+from dynaquant_core.plugins.marker import Marker
 from tests.plugins import ranks
+from tests.plugins.kit import slow_disk
 
 #: Seconds that ranks wait for one that is late, and by how much it is.
 SHORT, LATE = 2.0, 6.0
@@ -131,6 +133,28 @@ class Uneven(ranks.Rank):
             save.pop("stored", None)
         distributed.barrier(distributed.new_group())
         return [*found, {"book": float(model.book.mean())}]
+
+    def at_once(self) -> list[dict[str, Any]]:
+        """A save and, before it is written, its load on every rank; then one on rank 0 alone."""
+        slow_disk(0.7)
+        run = self.run(self.losses, threshold=0.05)
+        run.watch(self.model, self.optimizer)
+        tree = {"model": self.model.state_dict()}
+        folder = self.folder.parent / "at-once"
+        found = []
+        for number in range(2):  # the second replaces the first
+            self.train(1)
+            run.meet(number)
+            run.choose(number, tree)
+            if self.rank == 0:
+                run.save(folder, number, tree, note={"number": str(number)})
+            run.load(folder)
+            found.append({"number": Marker.read(folder).note["number"]})
+            distributed.barrier()
+        if self.rank == 0:
+            run.load(folder)
+        distributed.barrier()
+        return found
 
     def run(self, evaluate: Callable[[], Any], **options: Any) -> PluginRun:
         """A run whose saves that fail are told in the log."""
