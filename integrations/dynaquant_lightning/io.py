@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
 from dynaquant_core.plugins import PluginOptions, Turns
+from dynaquant_core.plugins.underway import await_saves
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import device_of, only_weights, require_ours, was_with_optimizer
 from dynaquant_lightning.runs import Runs
@@ -124,9 +125,13 @@ class DynaQuantCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads a folder of ours, against which the next save may be a delta; or a native file."""
+        """Loads a folder of ours, against which the next save may be a delta; or a native file.
+
+        Every rank finds what was saved before, though one alone writes.
+        """
         if self.runs.owner(path) is not None:
             self.wait()
+        await_saves()
         if not (is_ours(path) or Path(local(path)).is_dir()):
             return self._native.load_checkpoint(path, map_location, weights_only)  # type: ignore[no-any-return]
         folder = require_ours(path)

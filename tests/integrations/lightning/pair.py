@@ -94,7 +94,7 @@ class Full(Callback):
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_step == 4:
-            Line.put = lambda self, what, job: PUT(self, what, full)
+            Line.put = lambda self, what, job, *ended: PUT(self, what, full, *ended)
 
 
 def full():

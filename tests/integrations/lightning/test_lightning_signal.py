@@ -97,7 +97,7 @@ def slow(monkeypatch):
     """A disk on which every job in the background begins late."""
     put = Line.put
     monkeypatch.setattr(
-        Line, "put", lambda self, what, job: put(self, what, lambda: (time.sleep(0.3), job()))
+        Line, "put", lambda self, what, job, *ended: put(self, what, lambda: (time.sleep(0.3), job()), *ended)
     )
 
 
