@@ -2,7 +2,7 @@
 
 Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
 casts of parameters (`recasts`), log-probabilities, one value a row, what attention and norms need as it is,
-and what `Coder.takes` does not take.
+what operators of other libraries save (`foreign`), and what `Coder.takes` does not take.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dynaquant_core.lazy import lazy
 from dynaquant_core.memory.smaq.calls import Calls
 from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.memory.smaq.foreign import in_foreign_function
 from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 from dynaquant_core.memory.smaq.places import place_of_call
@@ -41,8 +42,8 @@ class Known:
             over; so another storage at the same address is another one.
         memory: as it is counted.
         runs: (dtype, version, which run of it, packed): the version changes when a tensor is written to.
-        kept: attention or a norm holds it as it is, so that packing it for others would cost memory and save
-            none.
+        kept: attention, a norm or an operator of another library holds it as it is, so that packing it for
+            others would cost memory and save none.
     """
 
     record: StorageWeakRef
@@ -100,7 +101,7 @@ class Forward:
             return Kept.of(tensor)
         record = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         known = self.known.setdefault(record.cdata, Known(record))
-        known.kept = known.kept or self.calls.spares(tensor)
+        known.kept = known.kept or self.calls.spares(tensor) or in_foreign_function()
         if known.kept:
             return Kept.of(tensor)
         packed: Any = covering(known, tensor) or recast_of(tensor, self.parameters)
