@@ -41,14 +41,14 @@ class Known:
         record: of the storage.  A weak reference keeps the record, not the memory, until the forward pass is
             over; so another storage at the same address is another one.
         memory: as it is counted.
-        runs: (dtype, version, which run of it, packed): the version changes when a tensor is written to.
+        runs: (`reading` of the tensor, which run of it, packed).
         kept: attention, a norm or an operator of another library holds it as it is, so that packing it for
             others would cost memory and save none.
     """
 
     record: StorageWeakRef
     memory: ReferenceType[Memory] | None = None
-    runs: list[tuple[torch.dtype, int, Any, ReferenceType[Run]]] = field(default_factory=list)
+    runs: list[tuple[tuple[Any, ...], Any, ReferenceType[Run]]] = field(default_factory=list)
     kept: bool = False
 
 
@@ -123,7 +123,7 @@ class Forward:
         shared = flat.untyped_storage().data_ptr() == storage.data_ptr()
         where = (flat.storage_offset(), flat.numel()) if shared else look(tensor)
         known.memory = ref(run.memory)
-        known.runs.append((tensor.dtype, tensor._version, where, ref(run)))
+        known.runs.append((reading(tensor), where, ref(run)))
         return run, view
 
     def _place(self) -> str:
@@ -138,6 +138,15 @@ def look(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
+def reading(tensor: Tensor) -> tuple[Any, ...]:
+    """What its memory means: as what, as it was when, and whether as its opposite.
+
+    The version changes when a tensor is written to.  The imaginary part of a conjugate is marked as negative
+    and lies in the same memory as that of the number itself.
+    """
+    return tensor.dtype, tensor._version, tensor.is_neg()
+
+
 def covering(known: Known, tensor: Tensor) -> tuple[Run, View] | None:
     """A packed run that holds all of a tensor, or a copy of just what it looks at; None: there is none yet.
 
@@ -145,9 +154,9 @@ def covering(known: Known, tensor: Tensor) -> tuple[Run, View] | None:
     """
     shape, stride, first = look(tensor)
     last = first + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    for dtype, version, where, reference in known.runs:
+    for read, where, reference in known.runs:
         run = reference()
-        if run is None or (dtype, version) != (tensor.dtype, tensor._version):
+        if run is None or read != reading(tensor):
             continue
         if where == (shape, stride, first):
             with torch.no_grad():
