@@ -127,3 +127,46 @@ def test_what_is_left_alone_may_not_be_written_to_before_backward(what):
         with pytest.raises(GradientError, match="written to in place after it was saved"):
             out.backward()
         model(batch).square().sum().backward()
+
+
+class Leaky(nn.Module):
+    """Rectified with slopes that are drawn; autograd saves what they are before they are drawn."""
+
+    def __init__(self, rectify):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.rectify, self.last = nn.Linear(64, 96), rectify, nn.Linear(96, 4)
+
+    def forward(self, inputs):
+        return self.last(self.rectify(self.first(inputs)))
+
+
+RECTIFIERS = {
+    "layer": nn.RReLU(),
+    "layer in place": nn.RReLU(inplace=True),
+    "function": lambda maps: functional.rrelu(maps, training=True),
+    "of torch": lambda maps: torch.rrelu(maps, training=True),
+    "of torch in place": lambda maps: torch.rrelu_(maps, training=True),
+    "with its noise": lambda maps: torch._C._nn.rrelu_with_noise(
+        maps, torch.empty_like(maps), 0.125, 1 / 3, training=True
+    ),
+    "operator": lambda maps: torch.ops.aten.rrelu_with_noise(
+        maps, torch.empty_like(maps), 0.125, 1 / 3, training=True
+    ),
+}
+
+
+@pytest.mark.parametrize("rectify", RECTIFIERS)
+def test_slopes_that_are_drawn_after_they_were_saved_are_those_that_were_drawn(rectify):
+    """Packed, they were whatever the memory had held, and a training was not a number in five steps."""
+    found, inputs = [], torch.randn(64, 64)
+    for coded in (False, True):
+        model = Leaky(RECTIFIERS[rectify])
+        handle = smaq.apply(model, **ONLY_MAPS, format="fp32")
+        if not coded:
+            handle.remove()
+        torch.manual_seed(1)
+        model(inputs).square().sum().backward()
+        handle.remove()
+        found.append(model.first.weight.grad)
+    assert torch.equal(*found)

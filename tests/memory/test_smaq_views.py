@@ -88,7 +88,7 @@ def test_slices_of_a_packed_tensor_are_those_of_what_was_packed(dimension):
 
 
 class Conjugated(nn.Linear):
-    """Parts of a number and of its conjugate, whose imaginary part lies in the same memory, and is its opposite."""
+    """Parts of a number and of its conjugate, whose imaginary part is the opposite in the same memory."""
 
     def __init__(self, part):
         super().__init__(64, 64)

@@ -3,7 +3,8 @@
 The gradient of a maximum goes where ``self == result``: packed each for itself, nothing is equal, and 0 / 0
 remains.  That of a logarithm of a sum is exp(self - result), as in `attention`; that of a decomposition
 divides by differences of eigenvalues.  A loss over log-probabilities takes exp(value) - 1 at the labels, and
-where a grid says at which pixels of a map to look, a level is many pixels wide.
+where a grid says at which pixels of a map to look, a level is many pixels wide.  And what is saved before it
+is known, as slopes that are then drawn, cannot be packed yet.
 """
 
 from __future__ import annotations
@@ -59,6 +60,15 @@ DECOMPOSITIONS: Final = frozenset(
     "triangular_solve",
 )
 
+#: Slopes that are drawn: torch saves them before it draws them.
+DRAWN: Final = named("rrelu", "rrelu_") | {
+    torch._C._nn.rrelu_with_noise,
+    torch.ops.aten.rrelu_with_noise,
+    torch.ops.aten.rrelu_with_noise.default,
+    torch.ops.aten.rrelu_with_noise_,
+    torch.ops.aten.rrelu_with_noise_.default,
+}
+
 #: Everything that they save is needed as it is.
 ENTANGLED: Final = (
     named(
@@ -87,6 +97,7 @@ ENTANGLED: Final = (
         "segment_reduce",
     )
     | DECOMPOSITIONS
+    | DRAWN
 ) - (PLAIN | ORDERED)
 
 #: What they save may be packed, but not in a graph: a compiler saves scores in place of probabilities.
