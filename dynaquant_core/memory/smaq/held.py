@@ -49,13 +49,24 @@ class Run:
     """A packed run of memory, alive as long as a node of the graph needs it."""
 
     def __init__(self, packed: Packed, memory: Memory, ledger: Ledger) -> None:
-        self.packed, self.memory, self._ledger = packed, memory, ledger
+        self.packed: Packed | Kept = packed
+        self.memory: Memory | None = memory
+        self._ledger = ledger
         self._stored = packed.nbytes
         ledger.add(self._stored, 0)
 
     def values(self) -> Tensor:
-        """The run."""
-        return self.packed.decode()
+        """The run.
+
+        Raises:
+            GradientError: it is held as it is, and was written to since.
+        """
+        return self.packed.read() if isinstance(self.packed, Kept) else self.packed.decode()
+
+    def give_way(self, exact: Kept) -> None:
+        """Lets go of what is packed, where somebody holds the run as it is."""
+        self._ledger.add(-self._stored, 0)
+        self.packed, self.memory, self._stored = exact, None, 0
 
     def __del__(self) -> None:
         self._ledger.add(-self._stored, 0)

@@ -103,6 +103,7 @@ class Forward:
         known = self.known.setdefault(record.cdata, Known(record))
         known.kept = known.kept or self.calls.spares(tensor) or in_foreign_function()
         if known.kept:
+            give_way(known, tensor)
             return Kept.of(tensor)
         packed: Any = covering(known, tensor) or recast_of(tensor, self.parameters)
         if packed is None and not is_log_probabilities(tensor):
@@ -114,15 +115,16 @@ class Forward:
         with torch.no_grad():
             flat, view = flat_run(tensor)
         storage = tensor.untyped_storage()
-        memory = known.memory and known.memory()
-        raw = 0 if memory else storage.nbytes()
+        known_memory = known.memory and known.memory()
+        raw = 0 if known_memory else storage.nbytes()
         packed = self.coder.pack(flat, "saved", self._place(), raw)
         if packed is None:
             return None
-        run = Run(packed, memory or Memory(raw, self.ledger), self.ledger)
+        memory = known_memory or Memory(raw, self.ledger)
+        run = Run(packed, memory, self.ledger)
         shared = flat.untyped_storage().data_ptr() == storage.data_ptr()
         where = (flat.storage_offset(), flat.numel()) if shared else look(tensor)
-        known.memory = ref(run.memory)
+        known.memory = ref(memory)
         known.runs.append((reading(tensor), where, ref(run)))
         return run, view
 
@@ -145,6 +147,19 @@ def reading(tensor: Tensor) -> tuple[Any, ...]:
     and lies in the same memory as that of the number itself.
     """
     return tensor.dtype, tensor._version, tensor.is_neg()
+
+
+def give_way(known: Known, tensor: Tensor) -> None:
+    """Has nodes that saved a tensor before, packed, read what is now held as it is: exact, and held once.
+
+    A sigmoid keeps what it gives, and the loss behind it that needs it as it is comes later.
+    """
+    for read, where, reference in known.runs:
+        run = reference()
+        if run is not None and read == reading(tensor) and len(where) == 2:
+            first, size = where
+            run.give_way(Kept.of(tensor.detach().as_strided((size,), (1,), first)))
+    known.runs.clear()
 
 
 def covering(known: Known, tensor: Tensor) -> tuple[Run, View] | None:
