@@ -12,7 +12,7 @@ from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.smaq.format import Packed
 from dynaquant_core.memory.smaq.memory_layout import View
 
-__all__ = ["Kept", "Ledger", "Memory", "Run", "unpack"]
+__all__ = ["Kept", "Ledger", "Memory", "Run", "is_packed", "unpack"]
 
 
 class Ledger:
@@ -102,6 +102,11 @@ class Kept:
                 f"weight by a step or a batch; write to it after backward, or to a clone."
             )
         return self.tensor
+
+
+def is_packed(kept: Any) -> bool:
+    """Whether what a node holds in place of a tensor comes back rounded."""
+    return not isinstance(kept, Kept) and isinstance(kept[0], Run) and not isinstance(kept[0].packed, Kept)
 
 
 def unpack(kept: Any) -> Tensor:

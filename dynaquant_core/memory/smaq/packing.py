@@ -21,8 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dynaquant_core.lazy import lazy
 from dynaquant_core.memory.smaq.calls import Calls
 from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.memory.smaq.derivatives import Derivatives, Reading
 from dynaquant_core.memory.smaq.foreign import in_foreign_function
-from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
+from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 from dynaquant_core.memory.smaq.places import place_of_call
 from dynaquant_core.memory.smaq.recasts import recast_of
@@ -60,10 +61,19 @@ class Forward:
         batch: a tree of tensors that are left alone as well.
         coder: how.
         ledger: what counts the bytes.
+        derivatives: is told of one that is taken before the pass is over; None: nobody is.
     """
 
-    def __init__(self, model: nn.Module, batch: Any, coder: Coder, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        coder: Coder,
+        ledger: Ledger,
+        derivatives: Derivatives | None = None,
+    ) -> None:
         self.model, self.coder, self.ledger = model, coder, ledger
+        self.derivatives = derivatives
         self.spared = {address(tensor) for tensor in model.parameters()}
         self.spared |= {address(tensor) for tensor in model.buffers()}
         self.spared |= {address(tensor) for tensor in tensors_of(batch)}
@@ -82,8 +92,10 @@ class Forward:
 
         A compiled model runs what is told to autograd between its graphs: nothing of it can be part of one.
         """
-        pack, read = (torch.compiler.disable(one) for one in (self.pack, unpack))  # type: ignore[no-untyped-call]
+        reading = Reading(self.derivatives)
+        pack, read = (torch.compiler.disable(one) for one in (self.pack, reading.read))  # type: ignore[no-untyped-call]
         opened = ExitStack()
+        opened.callback(reading.close)
         opened.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, read))
         opened.enter_context(self.calls)
         return opened
