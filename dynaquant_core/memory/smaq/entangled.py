@@ -62,7 +62,7 @@ DECOMPOSITIONS: Final = frozenset(
 
 #: Slopes that are drawn: torch saves them before it draws them.
 DRAWN: Final = named("rrelu", "rrelu_") | {
-    torch._C._nn.rrelu_with_noise,
+    torch._C._nn.rrelu_with_noise,  # type: ignore[attr-defined]
     torch.ops.aten.rrelu_with_noise,
     torch.ops.aten.rrelu_with_noise.default,
     torch.ops.aten.rrelu_with_noise_,
