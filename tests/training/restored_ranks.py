@@ -28,18 +28,23 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def streams(folder: Path) -> list[object]:
+def streams(folder: Path, *, alone: bool = False) -> list[object]:
     """What a rank draws after it was restored, and what its log says."""
     said = _Lines()
     logging.getLogger("dynaquant_core").addHandler(said)
     torch.manual_seed(distributed.get_rank())
     model = nn.Linear(4, 4)
-    if distributed.get_rank() == 0:
+    if alone or distributed.get_rank() == 0:
         with dq.Checkpointer(folder, model) as checkpoints:
             checkpoints.save()
     distributed.barrier()
     dq.Checkpointer(folder, model).restore()
     return [torch.rand(2).tolist(), said.lines]
+
+
+def own(folder: Path) -> list[object]:
+    """The same of a rank that has a folder of its own."""
+    return streams(folder / str(distributed.get_rank()), alone=True)
 
 
 def apart(folder: Path) -> list[object]:
@@ -70,7 +75,7 @@ def apart(folder: Path) -> list[object]:
     return [starts, again, model.weight.tolist()]
 
 
-ACTS = {"streams": streams, "apart": apart}
+ACTS = {"streams": streams, "own": own, "apart": apart}
 
 if __name__ == "__main__":
     store, rank, ranks, out, *acts = sys.argv[1:]

@@ -163,7 +163,8 @@ def apply(
         optimizer: one or several; may be None where nothing of it is coded.  One that holds none of the
             model's parameters is coded too (master copies), and a warning says so.
         feature_maps: ``"saved"``: what autograd keeps for backward is kept as packed bytes, and memory falls;
-            the forward pass is exact.  ``"inline"``: each layer sees the decoded output of the one before, as
+            the forward pass is exact, but for a derivative that it takes itself (forces of an energy).
+            ``"inline"``: each layer sees the decoded output of the one before, as
             published; memory stays.  None: neither.
         gradient_maps: the gradient of each layer's output is coded.
         gradients: gradients are coded before the step.
