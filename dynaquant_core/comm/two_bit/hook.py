@@ -38,7 +38,8 @@ def register(
             parameters whose optimizer the scaler makes skip a step returns to the residual.
 
     Returns:
-        The state that holds the residual.  Give it to `Checkpointer(extra={"two_bit": state})`.
+        The state that holds the residual.  Give it to `Checkpointer(extra={"two_bit": state})`, and call
+        `from_first_rank` after the restore: each rank has rounded its own weights.
 
     Raises:
         ConfigError: a setting is wrong, the scaler is none, the model is no DDP model, or it has a
