@@ -184,6 +184,7 @@ class Rank:
         torch.save(model, file)
         file.seek(0)
         loaded = torch.load(file, weights_only=False)
+        known = [two_bit.registered(one) for one in (model, twin, average.module, model.module)]
         anew = two_bit.register(twin, 0.5, reduce="sum")
         twin.zero_grad()
         twin(full(0.7), full(0.7)).backward()
@@ -191,6 +192,7 @@ class Rank:
         return {
             "again": [first(twin.module.a.grad), first(anew.residual("a"))],
             "copy": [other.attached, first(other.residual("a")), first(state.residual("a"))],
+            "registered": [one is state if one is not None else None for one in known],
             "kinds": [type(average.module).__name__, type(loaded).__name__],
         }
 

@@ -75,6 +75,7 @@ def test_models_can_be_copied_and_pickled_and_their_copies_registered(two):
         attached, copy, original = record["copy"]
         assert not attached
         assert copy == original == pytest.approx(0.2)
+        assert record["registered"] == [True, None, None, None]
 
 
 def test_what_was_frozen_between_is_one_clear_error(two):

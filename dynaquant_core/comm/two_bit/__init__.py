@@ -9,7 +9,7 @@ from __future__ import annotations
 from dynaquant_core.comm.first_rank import from_first_rank
 from dynaquant_core.comm.two_bit.codes import decode_sum, encode, packed_bytes
 from dynaquant_core.comm.two_bit.ddp_state import TwoBitState
-from dynaquant_core.comm.two_bit.hook import register
+from dynaquant_core.comm.two_bit.hook import register, registered
 from dynaquant_core.comm.two_bit.local import LocalReducer
 from dynaquant_core.comm.two_bit.saved import redistribute
 from dynaquant_core.comm.two_bit.server import Worker, serve
@@ -26,5 +26,6 @@ __all__ = [
     "packed_bytes",
     "redistribute",
     "register",
+    "registered",
     "serve",
 ]

@@ -2,7 +2,7 @@
 
 # Annotations are no strings here: DDP compares those of a hook with its own classes.
 
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,7 +12,7 @@ from dynaquant_core.comm.two_bit.sent import Scaler
 from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
 from dynaquant_core.config import require
 
-__all__ = ["register", "two_bit_hook"]
+__all__ = ["register", "registered", "two_bit_hook"]
 
 
 def register(
@@ -72,6 +72,26 @@ def register(
     state = TwoBitState(model, settings, scaler)
     attach(model, state, two_bit_hook)
     return state
+
+
+def registered(ddp_model: nn.Module) -> TwoBitState | None:
+    """The state that `register` gave for this model; None where it compresses nothing (yet).
+
+    For loops that wrap a model in DDP themselves, and do so once for several trainings.
+
+    Args:
+        ddp_model: any module, compiled or not; a copy of a registered model is not registered.
+
+    Example:
+        >>> import torch
+        >>> registered(torch.nn.Linear(2, 1)) is None
+        True
+    """
+    model = getattr(ddp_model, "_orig_mod", ddp_model)
+    for _, state in getattr(model, "_comm_hooks", []):
+        if isinstance(state, TwoBitState) and state.attached:
+            return state
+    return None
 
 
 def two_bit_hook(
