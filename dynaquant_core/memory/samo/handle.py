@@ -184,6 +184,7 @@ class Samo:
             self._bird.load_state_dict(stored.pruner)
         if not _same(stored.masks, self.masks()):
             self._again(stored.masks)
+        self.engine.doubt()
         self.active = stored.active
         for slot in self.engine.slots:
             if not slot.own:

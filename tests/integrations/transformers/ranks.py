@@ -32,7 +32,7 @@ GIVEN = {
 def two_bits(folder):
     """How many steps travelled in two bits, and a digest of the weights that they led to; twice.
 
-    With the callback that docs/two-bit.md shows; the second training goes on from the checkpoint of the first.
+    With the callback that docs/two-bit.md shows; the second training goes on from the first's checkpoint.
     """
     page = (ROOT / "docs" / "two-bit.md").read_text("utf-8")
     shown = re.search(r"^class TwoBits\(transformers.*?\n\n", page, re.MULTILINE | re.DOTALL)
