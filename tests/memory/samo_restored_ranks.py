@@ -1,8 +1,8 @@
 """One rank that restores under SAMO.
 
 ``python -m tests.memory.samo_restored_ranks STORE RANK RANKS OUT ACT...``; ACT says what the ranks restore:
-``first`` (rank 0 alone does), ``steps`` (others than each other), ``masks`` (rank 0 alone, and other masks than
-the ranks drew), ``moments`` (one checkpoint, but rank 1 without its optimizer's moments), ``shared`` (one
+``first`` (rank 0 alone does), ``steps`` (others than each other), ``masks`` (rank 0 alone, and other masks
+than the ranks drew), ``moments`` (one checkpoint, but rank 1 without its moments), ``shared`` (one
 checkpoint, as docs/samo.md says) or ``nothing``.
 """
 

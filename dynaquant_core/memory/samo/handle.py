@@ -137,7 +137,8 @@ class Samo:
 
         Raises:
             StateMismatchError: as `masks`; the model stays wrapped.
-            ConfigError: the optimizer holds what cannot follow its weights (LBFGS after a step); likewise.
+            ConfigError: the optimizer holds what cannot follow its weights (LBFGS or Adafactor after a step);
+                likewise.
         """
         if self._ended:
             return
