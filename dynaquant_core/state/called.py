@@ -22,9 +22,9 @@ CERTAIN: Final = re.compile(r"(.*_)?optim(izer)?s?([A-Z0-9_].*)?")
 
 #: What one word of a key says, in small letters.
 WORDS: Final = frozenset({
-    "opt", "opts", "adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "adan", "amsgrad",
-    "asgd", "lamb", "lars", "lbfgs", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop", "rprop", "sgd",
-    "shampoo", "soap", "sophia",
+    "opt", "opts", "adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "adan",
+    "amsgrad", "asgd", "lamb", "lars", "lbfgs", "lion", "muon", "nadam", "prodigy", "radam", "rmsprop",
+    "rprop", "sgd", "shampoo", "soap", "sophia",
 })  # fmt: skip
 #: Words of a key: "optG", "D_opt", "AdamW", "opt2".
 WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
