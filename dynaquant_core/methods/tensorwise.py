@@ -143,8 +143,9 @@ class TensorMethod(ABC, Generic[P, C, H]):
         """Drafts a checkpoint; nothing is coded before it is asked for."""
         base = ref if isinstance(ref, TensorsHeld) and self.builds_on_base else None
         last = hints.before if ref is None else ref
-        alike = self.keeps_still and isinstance(last, TensorsHeld) and isinstance(last.method, type(self))
-        return TensorDraft(self, config, state, base, hints, last if alike else None)
+        if not (self.keeps_still and isinstance(last, TensorsHeld) and isinstance(last.method, type(self))):
+            last = None
+        return TensorDraft(self, config, state, base, hints, last)
 
     def decode(
         self, streams: StreamSource, ref: Reference | None, names: Iterable[str] | None = None
@@ -293,9 +294,9 @@ class TensorDraft(Generic[P, C, H]):
                 self._coded[name] = plain_of(tensor, bf16=False)
             else:
                 base = self._below.get(name)
-                still = self._still(name, tensor)
-                fresh = still is None
-                coded = self._method.code(name, tensor, base, self.config, self._plan) if fresh else still
+                coded: C | Plain | None = self._still(name, tensor)
+                if coded is None:
+                    coded = self._method.code(name, tensor, base, self.config, self._plan)
                 self._coded[name] = coded
         return self._coded[name]
 
