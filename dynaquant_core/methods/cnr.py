@@ -66,7 +66,8 @@ class Cnr(TensorMethod[CnrConfig, Layer, Layer]):
     """The method ``cnr``: Check-N-Run's quantiser (NSDI'22) under the same search as all others ("CNR+").
 
     Card.  A layer's weights go to evenly spaced levels between two ends that a greedy search moves inwards
-    (arXiv 1911.02079).  Every checkpoint stands alone.  Lost: half a step a weight inside the ends, and
+    (arXiv 1911.02079).  Every checkpoint stands alone.  A layer that is what the last one gave, as frozen
+    layers are after a restore, keeps levels and codes.  Lost: half a step a weight inside the ends, and
     weights beyond them come back as the ends.  Cost: four passes over the weights and 2 ``step_bins`` x
     ``shrink`` errors from sums, a few milliseconds a layer; 1 byte a weight held.
 
@@ -76,7 +77,8 @@ class Cnr(TensorMethod[CnrConfig, Layer, Layer]):
 
     Source: arXiv 2306.11800 (the baseline CNR+) and the papers it names.  Departures: ranges are a layer's,
     as there, and not an embedding row's; the error of a range comes from buckets where a layer has more than
-    65536 weights (`quantize.range_search` says what that may change).
+    65536 weights (`quantize.range_search` says what that may change); frozen layers are ours to keep: there
+    every save searches anew, and each restore would add noise that no training takes out.
 
     Args:
         coder: ``"packed"`` writes codes of fixed width, as published; ``"huffman"`` is ours.
@@ -96,6 +98,7 @@ class Cnr(TensorMethod[CnrConfig, Layer, Layer]):
     name = "cnr"
     point = CnrConfig
     builds_on_base: ClassVar[bool] = False
+    keeps_still: ClassVar[bool] = True
 
     def __init__(self, *, coder: Literal["packed", "huffman"] = "packed") -> None:
         require_coder("method cnr", coder)

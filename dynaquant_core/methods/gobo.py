@@ -114,7 +114,8 @@ class Gobo(TensorMethod[GoboConfig, Layer, Layer]):
 
     Card.  Weights whose log-density under their layer's normal fit is below -4 are kept bit for bit; the
     others go to K-means centres, begun from groups of equal population and stopped when an iteration lowers
-    the L1 norm by less than a thousandth, or after 1000.  Every checkpoint stands alone.  Lost: the distance
+    the L1 norm by less than a thousandth, or after 1000.  Every checkpoint stands alone.  A layer that is
+    what the last one gave, as frozen layers are after a restore, keeps centres and codes.  Lost: the distance
     to the nearest centre.  Cost: a sort of each layer, 16 bytes a weight of the layers at work, and the
     clustering; 1 byte a weight held.
 
@@ -124,7 +125,8 @@ class Gobo(TensorMethod[GoboConfig, Layer, Layer]):
 
     Source: arXiv 2306.11800 (the baseline GOBO+) and GOBO, section 4.  Departures: outliers are a map under
     an entropy coder and byte planes, not pairs of position and value.  The rule is a density and so has a
-    unit: a layer of standard deviation 21.8 or more is kept whole.
+    unit: a layer of standard deviation 21.8 or more is kept whole.  Frozen layers are ours to keep: there
+    every save clusters anew, and each restore would add noise that no training takes out.
 
     Args:
         time_limit: seconds of clustering a save, 0 to 1e9; at 0 the start is all there is.
@@ -145,6 +147,7 @@ class Gobo(TensorMethod[GoboConfig, Layer, Layer]):
     name = "gobo"
     point = GoboConfig
     builds_on_base: ClassVar[bool] = False
+    keeps_still: ClassVar[bool] = True
 
     def __init__(self, *, time_limit: float = 1800.0, coder: Literal["packed", "huffman"] = "packed") -> None:
         require_number("method gobo", "time_limit", time_limit, 0.0, 1e9)

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from dynaquant_core.arithmetic import plainly
@@ -24,7 +25,7 @@ from dynaquant_core.methods.pooling import read_layout, write_layout
 from dynaquant_core.methods.streams import chosen, decode_stream
 from dynaquant_core.methods.words import CODECS, Plain, plain_of
 from dynaquant_core.state import TensorSpec, is_quantisable
-from dynaquant_core.state.raw import empty_words
+from dynaquant_core.state.raw import empty_words, words_of
 from dynaquant_core.threads import map_threads
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class TensorMethod(ABC, Generic[P, C, H]):
     spares_gradients = True
     #: Whether what is held has to be made from the base's; a method without deltas never asks for a base.
     builds_on_base: ClassVar[bool] = True
+    #: Whether a tensor that has every bit of what the last checkpoint gave is written as it is held (coded
+    #: and held being one form), so that a frozen one takes its noise once and not again at every restore.
+    keeps_still: ClassVar[bool] = False
 
     @abstractmethod
     def space(self, *, gradients: bool) -> Space:
@@ -138,7 +142,10 @@ class TensorMethod(ABC, Generic[P, C, H]):
     ) -> TensorDraft[P, C, H]:
         """Drafts a checkpoint; nothing is coded before it is asked for."""
         base = ref if isinstance(ref, TensorsHeld) and self.builds_on_base else None
-        return TensorDraft(self, config, state, base, hints)
+        last = hints.before if ref is None else ref
+        if not (self.keeps_still and isinstance(last, TensorsHeld) and isinstance(last.method, type(self))):
+            last = None
+        return TensorDraft(self, config, state, base, hints, last)
 
     def decode(
         self, streams: StreamSource, ref: Reference | None, names: Iterable[str] | None = None
@@ -192,6 +199,14 @@ class TensorsHeld(Generic[H]):
         held = self.tensors[name]
         return self.method.adopt(held.tensor()) if isinstance(held, Plain) else held
 
+    def still(self, name: str, tensor: Tensor) -> H | None:
+        """What is held of a tensor that has every bit of it, and is not in words; None for any other."""
+        held = self.tensors.get(name)
+        if held is None or isinstance(held, Plain) or self.specs[name] != TensorSpec.of(tensor):
+            return None
+        alike = np.array_equal(words_of(tensor), words_of(self.method.value(held, self.specs[name])))
+        return held if alike else None
+
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, tensor), decoded one at a time, on the CPU."""
         for name in self.tensors:
@@ -216,8 +231,10 @@ class TensorDraft(Generic[P, C, H]):
         state: Mapping[str, Tensor],
         base: TensorsHeld[H] | None,
         hints: Hints,
+        last: TensorsHeld[H] | None = None,
     ) -> None:
         self.config, self.is_key = config, base is None
+        self._last, self._stills = last, hints.scratch.setdefault((method.name, "still"), {})
         self._method, self._base = method, base
         self._live: Mapping[str, Tensor] = state
         self._specs = {name: TensorSpec.of(tensor) for name, tensor in state.items()}
@@ -277,8 +294,20 @@ class TensorDraft(Generic[P, C, H]):
                 self._coded[name] = plain_of(tensor, bf16=False)
             else:
                 base = self._below.get(name)
-                self._coded[name] = self._method.code(name, tensor, base, self.config, self._plan)
+                coded: C | Plain | None = self._still(name, tensor)
+                if coded is None:
+                    coded = self._method.code(name, tensor, base, self.config, self._plan)
+                self._coded[name] = coded
         return self._coded[name]
+
+    def _still(self, name: str, tensor: Tensor) -> C | None:
+        """What is held of a tensor that is what the last checkpoint gave; looked at once a save."""
+        if self._last is None:
+            return None
+        if name not in self._stills:
+            self._stills[name] = self._last.still(name, tensor)
+        found: C | None = self._stills[name]
+        return found
 
     def _written(self, name: str) -> list[Stream]:
         if name in self._streams:

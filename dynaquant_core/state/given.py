@@ -1,7 +1,8 @@
 """Tensors that nobody trains although they look like weights, by what they are called and lie beside.
 
-Running statistics, and the scales of weights that are quantised already: what is lost of them no training
-takes out, and a variance that noise has made negative is a NaN.  For states that come without their model.
+Running statistics, and scales and codebooks of weights that are quantised already: what is lost of them no
+training takes out, and a variance that noise has made negative is a NaN.  For states that come without their
+model.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ __all__ = ["STATISTICS", "given_names"]
 #: Last part of the names of a normalisation's averages.
 STATISTICS: Final = ("running_mean", "running_var")
 
-#: What names of scales and offsets of codes hold: "weight_scale_inv", "qzeros", "nested_absmax".
-SCALES: Final = ("scale", "absmax", "zero")
+#: What names of scales and offsets of codes hold, and of what codes stand for: "weight_scale_inv", "qzeros",
+#: "nested_absmax", "codebooks", "quant_map".
+SCALES: Final = ("scale", "absmax", "zero", "codebook", "centroid", "lookup_table", "quant_map")
 
 #: Dtypes of codes, one each or several; whole numbers of 64 bits are places and counts.
 CODES: Final = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32})
 
 
 def given_names(leaves: Iterable[Leaf]) -> frozenset[str]:
-    """Names of running statistics, and of scales beside a tensor of codes (fp8, 8 to 32 bits whole) or of it.
+    """Names of running statistics, and of scales or codebooks beside a tensor of codes or of it.
+
+    Codes are fp8, or whole numbers of 8 to 32 bits.
 
     Example:
         >>> from dynaquant_core.state.tree import flatten

@@ -58,7 +58,7 @@ class Leaf:
         source: "tensor", "array" (a NumPy array) or "data" (long bytes, a long list of numbers, an array of
             dates or text: never anything but exact).
         in_optimizer: whether what it lies under is an optimizer's: a node that holds both ``state`` and
-            ``param_groups``, or a key that says so ("optimizer").
+            ``param_groups``, or a key that says so ("optimizer", "D_opt").
     """
 
     name: str

@@ -2,12 +2,11 @@
 
 Torch's optimizers say ``{state, param_groups}``.  Others keep a form of their own: lists of moments by kind,
 masters in float32.  Nothing of that may be taken for a weight: a second moment that noise has made negative
-is a NaN one step later.
+is a NaN one step later.  What holds such a form is known by what it is called (`called`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal
 
@@ -19,7 +18,6 @@ __all__ = [
     "Kind",
     "Place",
     "apart",
-    "holds_optimizers",
     "is_node",
     "kind_name",
     "place_and_name",
@@ -56,9 +54,6 @@ CERTAIN: Final = MOMENTS - {"sum"}
 #: All that Adagrad holds of a parameter.
 ADAGRAD: Final = frozenset({"step", "sum"})
 
-#: Keys of what holds optimizers: "optimizer", "optimizer_states", "generator_optimizer", "optim".
-OPTIMIZER: Final = re.compile(r"(.*_)?optim(izer)?s?([A-Z0-9_].*)?")
-
 #: Keys of a node that is an optimizer's state: torch's, and Adam's in optax.
 NODES: Final = (frozenset({"state", "param_groups"}), frozenset({"count", "mu", "nu"}))
 
@@ -71,21 +66,6 @@ def is_node(keys: Collection[object]) -> bool:
         (True, False)
     """
     return any(node.issubset(keys) for node in NODES)
-
-
-def holds_optimizers(key: object, *, at_root: bool) -> bool:
-    """Whether what lies under a key is called an optimizer's, whatever its form.
-
-    In a model's state names of modules have dots; at the root a state that was flattened has them too.
-
-    Example:
-        >>> [holds_optimizers(key, at_root=False) for key in ("optimizer", "optimizer.weight", "model")]
-        [True, False, False]
-    """
-    if not isinstance(key, str) or "optim" not in key:
-        return False
-    called = key.partition(".")[0] if at_root else key
-    return "." not in called and OPTIMIZER.fullmatch(called) is not None
 
 
 def kind_name(name: str) -> str:

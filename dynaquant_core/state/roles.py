@@ -14,6 +14,7 @@ from typing import Final, Literal
 import torch
 
 from dynaquant_core.state.leaves import Leaf
+from dynaquant_core.state.pairs import paired_names
 from dynaquant_core.state.places import MOMENT_KINDS, MOMENTS, Kind, Place, apart, kind_name, places_of
 
 __all__ = [
@@ -52,12 +53,13 @@ _QUANTISABLE: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat
 def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
     """The role of each leaf by name.
 
-    Under a ``{state, param_groups}`` node, and under a key that says "optimizer", "moment" for floating
-    tensors whose last key is in `MOMENTS`, or that lie under such a key ("exp_avg_sq.0", an optimizer's own
-    form) and have the shape of a weight; else "exact".  Elsewhere "moment" where such a last key lies in a
-    state that was flattened ("adam.0.exp_avg_sq" as one key), and "exact" for its neighbours and for what
-    lies under such a key.  All other floating (and complex) tensors are "weight", and with them those that
-    lie beside one in the same dictionary, such as ``num_batches_tracked``; the rest is "exact".
+    Under a ``{state, param_groups}`` node, and under a key that says "optimizer" (`called`), "moment" for
+    floating tensors whose last key is in `MOMENTS`, or that lie under such a key ("exp_avg_sq.0", an
+    optimizer's own form) and have the shape of a weight; else "exact".  Elsewhere "moment" where such a last
+    key lies in a state that was flattened ("adam.0.exp_avg_sq" as one key), and "exact" for its neighbours,
+    for what lies under such a key, and for Adam's averages by letters (`pairs`).  All other floating (and
+    complex) tensors are "weight", and with them those that lie beside one in the same dictionary, such as
+    ``num_batches_tracked``; the rest is "exact".
 
     Example:
         >>> from dynaquant_core.state.tree import flatten
@@ -70,6 +72,7 @@ def assign_roles(leaves: Sequence[Leaf]) -> dict[str, Role]:
     own = {
         leaf.name: leaf.in_optimizer or leaf.name in inside or apart(leaf)[0] in trained for leaf in leaves
     }
+    own |= dict.fromkeys(paired_names([leaf for leaf in leaves if not own[leaf.name]]), True)
     free = [leaf for leaf in leaves if not own[leaf.name] and _is_floating(leaf)]
     beside = {leaf.path[:-1] for leaf in free}
     shapes = {leaf.tensor.shape for leaf in free}

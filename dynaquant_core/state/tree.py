@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from dynaquant_core.errors import UnsupportedStateError
+from dynaquant_core.state.called import optimizer_keys
 from dynaquant_core.state.leaves import (
     INT64,
     MAX_NAME,
@@ -31,7 +32,7 @@ from dynaquant_core.state.leaves import (
     name_is_too_long,
     tie_of,
 )
-from dynaquant_core.state.places import holds_optimizers, is_node
+from dynaquant_core.state.places import is_node
 from dynaquant_core.state.scalars import plain_array_dtype, scalar_node
 from dynaquant_core.state.strides import memory_order
 
@@ -140,6 +141,7 @@ class _Builder:
 
     def _mapping(self, obj: dict[Any, Any], path: Path, in_optimizer: bool) -> Any:
         below = in_optimizer or is_node(obj)
+        said = frozenset() if below else optimizer_keys(obj, at_root=not path)
         for key in obj:
             if type(key) not in (str, int):
                 raise UnsupportedStateError(
@@ -147,8 +149,7 @@ class _Builder:
                     "only text and whole numbers can be keys of a stored dictionary."
                 )
         values = [
-            self.node(value, (*path, key), in_optimizer=below or holds_optimizers(key, at_root=not path))
-            for key, value in obj.items()
+            self.node(value, (*path, key), in_optimizer=below or key in said) for key, value in obj.items()
         ]
         if all(type(key) is str for key in obj):
             node: Any = dict(zip(obj, values, strict=True))

@@ -126,7 +126,7 @@ def compile_lattice() -> None:
         for values in weights(dtype):
             symbols = np.ones(values.numel(), np.uint8)
             tried_path.quantise(values, step, key, symbols)
-            tried_path.dequantise(symbols, none, step, key, np.float32(9), values, [])
+            tried_path.dequantise(symbols, none, step, key, (np.float32(-9), np.float32(9)), values, [])
 
 
 def compile_smaq() -> None:

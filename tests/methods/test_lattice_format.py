@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,34 @@ def test_a_reader_made_from_the_page_alone_of_rows_that_stay(dtype):
         state["other.weight"] += 0.1
     assert [row.count(1) for row in marks] == [0, 0, 228, 228, 228, 228, 228]
     assert all(row.count(2) == 2 for row in marks)
+    rekeyed = lattice_reader.decode(StreamTable(LATTICE.rekey(ref), state), {})
+    assert_same(ref.state(), {name: tensor.values for name, tensor in rekeyed.items()})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_reader_made_from_the_page_alone_of_tensors_of_one_sign(dtype):
+    """Some with zeros, of a row or all over, one that keeps its norm; the run is restored twice."""
+    state = {
+        name: torch.rand(300, 16, dtype=dtype) for name in ("some.weight", "padded.weight", "sparse.weight")
+    }
+    state["padded.weight"][7] = 0
+    state["sparse.weight"][torch.rand(300, 16) < 0.5] = 0
+    state |= {"minus": -torch.rand(500, dtype=dtype), "zero": torch.rand(500, dtype=dtype)}
+    state["zero"][3] = 0
+    state["conv.weight"] = torch.rand(64, 16, 3, 3).to(dtype)
+    hints = Hints(layer_types={"conv.weight": "convolution"}, roles={"bn.running_var": "exact"})
+    ref, page = None, {}
+    for number in range(6):
+        hints = replace(hints, scratch={})
+        _, held, read, streams = store(LATTICE, state, ref, LatticeConfig(scale=0.8), hints)
+        page = lattice_reader.decode(streams, page)
+        assert_same(read.state(), {name: tensor.values for name, tensor in page.items()})
+        assert all(own.edge is not None for own in read.tensors.values())
+        restored = number in {1, 3}
+        ref = read if restored else held
+        state = {name: tensor.clone() for name, tensor in (read.state() if restored else state).items()}
+        for name in ("some.weight", "minus", "conv.weight"):
+            state[name] *= 1.1
     rekeyed = lattice_reader.decode(StreamTable(LATTICE.rekey(ref), state), {})
     assert_same(ref.state(), {name: tensor.values for name, tensor in rekeyed.items()})
 

@@ -20,7 +20,17 @@ NEAR = hnp.arrays(np.float32, st.integers(0, 90), elements=st.floats(-200, 200, 
 VALUES = st.one_of(PATTERNS.map(lambda bits: bits.view(np.float32)), NEAR)
 STEPS = st.floats(2.0**-100, 2.0**100).map(round_step).map(np.float32)
 NORMAL_STEPS = st.floats(0.5, 2).map(round_step).map(np.float32)
-LIMITS = st.sampled_from([np.float32(65504), np.finfo(np.float32).max])
+LARGEST = np.finfo(np.float32).max
+ENDS = st.sampled_from(
+    [
+        (-np.float32(65504), np.float32(65504)),
+        (-LARGEST, LARGEST),
+        (np.float32(0), LARGEST),
+        (np.float32(2.0**-126), LARGEST),
+        (-LARGEST, np.float32(-0.25)),
+        (np.float32(9), np.float32(3)),
+    ]
+)
 
 
 def memory(tile):
@@ -69,19 +79,19 @@ def test_symbols_and_escapes(key, start, values, step, tile):
 
 
 @EXAMPLES
-@given(KEYS, STARTS, hnp.arrays(np.uint8, st.integers(0, 90)), STEPS, LIMITS, st.integers(1, 9))
-def test_values(key, start, symbols, step, limit, tile):
+@given(KEYS, STARTS, hnp.arrays(np.uint8, st.integers(0, 90)), STEPS, ENDS, st.integers(1, 9))
+def test_values(key, start, symbols, step, ends, tile):
     out = np.zeros(symbols.size, np.float32)
-    assert_same(both("place", key, start, *memory(tile), symbols, step, limit, out=out))
+    assert_same(both("place", key, start, *memory(tile), symbols, step, *ends, out=out))
 
 
 @EXAMPLES
-@given(KEYS, STARTS, hnp.arrays(np.int32, st.integers(0, 40)), STEPS, LIMITS)
-def test_escaped_values(key, start, escapes, step, limit):
+@given(KEYS, STARTS, hnp.arrays(np.int32, st.integers(0, 40)), STEPS, ENDS)
+def test_escaped_values(key, start, escapes, step, ends):
     positions = np.cumsum(np.arange(escapes.size) % 3 + 1)
     out = np.zeros(200, np.float32)
     with np.errstate(over="ignore"):
-        assert_same(both("place_escapes", key, start, positions, escapes, step, limit, out=out))
+        assert_same(both("place_escapes", key, start, positions, escapes, step, *ends, out=out))
 
 
 @EXAMPLES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 
 import numpy as np
 import pytest
@@ -86,8 +87,10 @@ def coded(values):
             found.append(assign_dithered(values, None, Cut(0.9), of, buckets, draws)[0])
     symbols = np.empty(values.numel(), np.uint8)
     escapes = LATTICE.quantise(values, 2.0**-7, 5, symbols)
-    LATTICE.dequantise(symbols, escapes, 2.0**-7, 5, out := torch.empty_like(values))
-    return [*found, symbols, escapes, out.double().numpy()]
+    for ends in ((-math.inf, math.inf), (0.0, math.inf), (2.0**-9, 0.5), (-math.inf, -(2.0**-9))):
+        LATTICE.dequantise(symbols, escapes, 2.0**-7, 5, out := torch.empty_like(values), ends)
+        found.append(out.double().numpy())
+    return [*found, symbols, escapes]
 
 
 def here(values):
@@ -200,14 +203,14 @@ def test_a_lattice_that_nearly_all_values_escape_from_takes_chunks_of_memory(mon
     """Beside symbols and escapes themselves, which grow with the tensor."""
     side = lattice_path if side == "device_path" else lattice_torch_path
     monkeypatch.setattr(torch_path, "CHUNK", 1 << 13)
-    rule, limit, peaks = (np.float32(0.001), np.uint64(5)), np.float32(9), []
+    rule, ends, peaks = (np.float32(0.001), np.uint64(5)), (np.float32(-9), np.float32(9)), []
     for size in SIZES:
         values = torch.randn(size, generator=torch.Generator().manual_seed(0))
         symbols, out = np.empty(size, np.uint8), torch.empty(size)
         escapes, coding = peak_of(side.quantise, values, *rule, symbols)
         parts = [slice(start, start + (1 << 13)) for start in range(0, size, 1 << 13)]
         pieces = [(part, int((symbols[: part.start] == 0).sum())) for part in parts]
-        _, decoding = peak_of(side.dequantise, symbols, escapes, *rule, limit, out, pieces)
+        _, decoding = peak_of(side.dequantise, symbols, escapes, *rule, ends, out, pieces)
         assert escapes.size > 0.85 * size
         assert (out - values).abs().max() <= 0.00051
         peaks.append((coding - size - escapes.nbytes, decoding - size))

@@ -33,7 +33,9 @@ class Tensor:
     width: str = ""
     exact: torch.Tensor | None = None
     factor: float = 1.0
+    edge: float | None = None
     still: np.ndarray | None = None
+    zeros: np.ndarray | None = None
 
     @property
     def lattice(self):
@@ -58,12 +60,15 @@ def runs_of(sizes):
     return large + small + [members] * bool(members)
 
 
-def decoded(k, step, key, largest):
-    """float32 values, within the largest of a dtype."""
+def decoded(k, step, key, edge, largest):
+    """float32 values that do not pass an edge, within the largest of a dtype."""
     with np.errstate(all="ignore"):
         found = (k.astype(np.float32) + offsets(key, 0, k.size)) * np.float32(step)
     limit = np.float32(min(largest, torch.finfo(torch.float32).max))
-    return torch.from_numpy(np.clip(found, -limit, limit))
+    low, high = -limit, limit
+    if edge is not None:
+        low, high = (np.float32(edge), limit) if np.copysign(1, edge) > 0 else (-limit, np.float32(edge))
+    return torch.from_numpy(np.minimum(np.maximum(found, low), high))
 
 
 def key_of(epoch, name):
@@ -142,6 +147,10 @@ def decode(source, base):
     epoch = struct.unpack_from("<I", layout.tobytes())[0]
     kinds, low, high, groups = layout[17 : 17 + 4 * count].reshape(4, count).astype(int)
     schemes = layout[17 + 4 * count :].tolist()
+    edged = kinds >= 32
+    kinds -= 32 * edged
+    edges = fetch(source, "", "edges", np.uint16, edged.sum()) if edged.any() else np.zeros(0)
+    edges = iter((edges.astype(np.uint32) << 16).view(np.float32).tolist())
     staying = kinds >= 16
     kinds -= 16 * staying
     other = kinds >= 8  # multiplied by a factor
@@ -170,6 +179,7 @@ def decode(source, base):
                 below and below.values, None, 0, None, None, step, its, ["narrow", "wide"][kind - 1]
             )
         found[name].factor = factors[index]
+        found[name].edge = next(edges) if edged[index] else None
     for run, number in zip(runs, schemes, strict=True):
         members = [name for name in run if found[name].step]
         if members:
@@ -194,7 +204,16 @@ def stay(source, name, own, below):
         words = fetch(source, name, "rows", f"u{own.values.element_size()}", count)
         given = torch.from_numpy(words.view(np.uint8).copy()).view(dtype_of(spec.dtype))
         matrix[marks == 3] = given.view(-1, matrix.shape[1])
-    own.exact.view(rows, -1)[own.still > 0] = matrix[own.still > 0].float()
+    if (marks == 4).any():
+        middle = own.k == 0
+        own.zeros = np.zeros(own.k.size, bool)
+        packed = fetch(source, name, "zeros", np.uint8, -(-int(middle.sum()) // 8))
+        own.zeros[middle] = np.unpackbits(packed, count=int(middle.sum())) > 0
+        if below is not None and below.zeros is not None:
+            own.zeros[middle] ^= below.zeros[middle]
+        own.values.view(-1)[own.zeros] = own.exact[own.zeros] = 0
+    whole = (marks > 0) & (marks < 4)
+    own.exact.view(rows, -1)[whole] = matrix[whole].float()
 
 
 def fill_run(source, members, number, found, base, group_of):
@@ -238,6 +257,7 @@ def fill_run(source, members, number, found, base, group_of):
         k[places] = (signed(mine) + before).astype(np.int32)
         own.k = k
         spec = specs[name]
-        lattice, dtype = (k, own.step * own.factor, key_of(own.epoch, name)), dtype_of(spec.dtype)
+        dtype, key = dtype_of(spec.dtype), key_of(own.epoch, name)
+        lattice = k, own.step * own.factor, key, own.edge
         own.exact = decoded(*lattice, torch.finfo(torch.float32).max)
         own.values = decoded(*lattice, torch.finfo(dtype).max).to(dtype).reshape(spec.shape)

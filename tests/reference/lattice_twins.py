@@ -54,15 +54,15 @@ def find_escapes(key, start, values, step, positions, escapes):
     return bool(fits.all())
 
 
-def place(key, start, words, halves, symbols, step, limit, out):
+def place(key, start, words, halves, symbols, step, low, high, out):
     k = symbols.astype(np.float32) - np.float32(128)
-    out[:] = np.clip((k + offsets(key, start, symbols.size)) * np.float32(step), -limit, limit)
+    out[:] = np.clip((k + offsets(key, start, symbols.size)) * np.float32(step), low, high)
 
 
-def place_escapes(key, start, positions, escapes, step, limit, out):
+def place_escapes(key, start, positions, escapes, step, low, high, out):
     last = int(positions.max()) + 1 if positions.size else 0
     shifted = escapes.astype(np.float32) + offsets(key, start, last)[positions]
-    out[positions] = np.clip(shifted * np.float32(step), -limit, limit)
+    out[positions] = np.clip(shifted * np.float32(step), low, high)
 
 
 def add_moments(values, pivot, sums, squares):

@@ -180,3 +180,69 @@ def test_an_optimizers_own_form_holds_no_weight():
         "optimizer.exp_avg_sq.fc.weight",
     }
     assert {name for name, role in found.items() if role == "weight"} == {"model.fc.weight", "model.fc.bias"}
+
+
+OPTIMIZERS = (
+    "optimizer", "optim", "opt", "opts", "opt_state", "opt_states", "optimizer_state_dict", "ema_optimizer",
+    "adam", "Adam", "AdamW", "sgd", "SGD_state", "last_optimizer_state", "opt_g", "opt2", "optG", "G_optim",
+    "D_opt", "critic_opt", "muon", "amsgrad", "lion_state",
+)  # fmt: skip
+
+
+def own_forms():
+    """What optimizers of one's own keep: by kind, by parameter, in lists and in optax's trees."""
+    first, second = torch.randn(20, 20), torch.randn(20, 20).square()
+    return {
+        "letters": {"m": first, "v": second, "t": 3},
+        "lists": {"v": [second], "m": [first], "t": torch.tensor(3.0)},
+        "second alone": {"v": [second]},
+        "by weight": {"fc.weight": {"avg": first, "sq": second}},
+        "by kind": {"m": {"fc.weight": first}, "velocity": {"fc.weight": second}},
+        "a tree": ({"count": 1, "mu": {"fc": {"weight": first}}, "nu": {"fc": {"weight": second}}}, ()),
+        "words": {"state": {"fc.weight": first}, "lr": 0.1},
+    }
+
+
+@pytest.mark.parametrize("key", OPTIMIZERS)
+@pytest.mark.parametrize("form", own_forms())
+def test_an_optimizer_of_ones_own_holds_no_weight_whatever_it_is_called(key, form):
+    state = {"model": {"fc.weight": torch.zeros(20, 20)}, key: own_forms()[form]}
+    for kept in (state, {"ranks": [state]}):
+        found = roles(kept)
+        names = [name for name, role in found.items() if role == "weight"]
+        assert len(found) > 1
+        assert [name.rpartition("model.")[2] for name in names] == ["fc.weight"]
+
+
+@pytest.mark.parametrize("key", OPTIMIZERS[2:])
+def test_flattened_at_the_root_it_is_known_too(key):
+    assert (
+        roles({"fc.weight": torch.zeros(4), f"{key}.v.fc.weight": torch.ones(4)})[f"{key}.v.fc.weight"]
+        == "exact"
+    )
+
+
+@pytest.mark.parametrize("key", ["trainer", "solver", "state", "inner"])
+@pytest.mark.parametrize("form", ["letters", "lists", "a tree"])
+def test_a_pair_of_averages_is_known_under_any_name(key, form):
+    found = roles({"model": {"fc.weight": torch.zeros(20, 20)}, key: own_forms()[form]})
+    names = [name for name, role in found.items() if role == "weight" and not name.endswith(".t")]
+    assert names == ["model.fc.weight"]
+
+
+def test_a_pair_with_signs_or_of_no_weights_shape_is_two_weights():
+    for second, shape in ((torch.randn(9, 9), 9), (torch.ones(9, 9), 8)):
+        state = {"w": torch.zeros(shape, shape), "attention": {"m": torch.randn(9, 9), "v": second}}
+        assert set(roles(state).values()) == {"weight"}
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["opt", "OPTForCausalLM", "adam_layer", "option_head", "lion", "opt_model", "adopt", "soap", "sgdnet"],
+)
+def test_a_part_of_a_model_that_is_called_like_an_optimizer_is_weights(key):
+    part = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LSTM(4, 4))
+    model = nn.ModuleDict({key: part, "head": nn.Linear(4, 2)})
+    nested = {name: {"weight": tensor} for name, tensor in (("q", torch.ones(4)), ("decoder", torch.ones(4)))}
+    for state in (model.state_dict(), {"model": model.state_dict()}, {key: part.state_dict()}, {key: nested}):
+        assert set(roles(state).values()) == {"weight"}

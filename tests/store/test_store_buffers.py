@@ -109,6 +109,10 @@ def test_scales_of_quantised_weights_need_no_model_to_stay_exact(tmp_path: Path,
         "fc": {"qweight": whole, "scales": scales, "zeros": torch.rand(4096, 8)},
         "out.weight": whole.view(torch.uint8),
         "out.weight.absmax": scales.float(),
+        "added": {
+            "codes": torch.randint(256, (64, 64, 2), dtype=torch.int16),
+            "codebooks": torch.randn(2, 256, 1, 8),
+        },
         "free.weight": torch.randn(64, 64),
         "free.scale": torch.randn(64, 64),
     }
@@ -116,7 +120,8 @@ def test_scales_of_quantised_weights_need_no_model_to_stay_exact(tmp_path: Path,
     loaded = dq.load_file(tmp_path / "x.dq")
     for name in ("mlp.weight_scale_inv", "out.weight.absmax"):
         assert torch.equal(loaded[name], state[name]), name
-    assert all(torch.equal(loaded["fc"][name], state["fc"][name]) for name in state["fc"])
+    for layer in ("fc", "added"):
+        assert all(torch.equal(loaded[layer][name], state[layer][name]) for name in state[layer])
     assert not any(torch.equal(loaded[name], state[name]) for name in ("free.weight", "free.scale"))
 
 

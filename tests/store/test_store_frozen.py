@@ -126,3 +126,20 @@ def test_excp_prunes_moments_by_their_own_weights(tmp_path: Path) -> None:
     matrices = [held["exp_avg_sq"] for held in found.values() if held["exp_avg_sq"].dim() > 1]
     assert len(matrices) == 2
     assert all((square != 0).float().mean() > 0.01 for square in matrices)
+
+
+@pytest.mark.parametrize("method", ["gobo", "cnr", "qd", "lc", "scar", "topn", "dynaquant", "lattice"])
+def test_frozen_layers_take_noise_once_whatever_the_method(tmp_path, method):
+    """Through restores, beside a layer that is trained, and over several keys."""
+    drawn = torch.Generator().manual_seed(0)
+    state = {name: 0.02 * torch.randn(250, 240, generator=drawn) for name in ("frozen", "half", "trained")}
+    state["half"] = state["half"][:70, :80].bfloat16()
+    dq.CheckpointStore(tmp_path, method=method, max_chain=2).save(0, state)
+    first = dq.CheckpointStore(tmp_path).load()
+    for step in range(1, 5):
+        store = dq.CheckpointStore(tmp_path, max_chain=2)
+        state = store.load()
+        state["trained"] += 1e-3 * torch.randn(250, 240, generator=drawn)
+        store.save(step, state)
+    last = dq.CheckpointStore(tmp_path).load()
+    assert all(torch.equal(last[name], first[name]) for name in ("frozen", "half"))

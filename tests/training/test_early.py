@@ -114,6 +114,24 @@ def test_what_no_checkpoint_can_hold_is_said_after_the_first_step(tmp_path, capl
         assert caplog.text.count("no checkpoint can be saved while this is so") == 1
 
 
+def test_sparse_momentum_is_said_after_the_first_step(tmp_path, caplog):
+    """Not before: whether gradients of such an embedding are sparse depends on what else uses its weight."""
+    for tied in (False, True):
+        caplog.clear()
+        embedding, optimizer = build_sparse()
+        with dq.Checkpointer(tmp_path / str(tied), embedding, optimizer, every=100) as checkpoints:
+            found = embedding(torch.tensor([1, 3]))
+            (found @ embedding.weight.t() if tied else found).square().sum().backward()
+            optimizer.step()
+            checkpoints.step()
+        assert ("momentum_buffer' is of layout torch.sparse_coo" in caplog.text) != tied
+
+
+def build_sparse():
+    embedding = nn.Embedding(9, 4, sparse=True)
+    return embedding, torch.optim.SGD(embedding.parameters(), lr=0.1, momentum=0.9)
+
+
 def test_what_can_be_saved_is_passed_over_in_silence(tmp_path, caplog):
     model, optimizer = build()
     with dq.Checkpointer(tmp_path, model, optimizer, every=3, **EXACT) as checkpoints:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dynaquant_core.methods.lattice import motion_kernels as kernels
 from dynaquant_core.methods.lattice.rows import StillRows
+from dynaquant_core.methods.lattice.signs import ends_of
 from dynaquant_core.quantize.lattice import MIDDLE, dequantise, offset_key, quantise
 from dynaquant_core.state.pages import empty_tensor
 from dynaquant_core.state.spec import TensorSpec
@@ -62,6 +63,7 @@ class Cells:
         alphabet: `NARROW` or `WIDE`.
         factor: that values are multiplied by beside the step (`norm`).
         rows: that are not read off the lattice; None: there are none.
+        edge: that no value passes on its way to zero (`signs`); None: there is none.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Cells:
     alphabet: Alphabet
     factor: float = 1.0
     rows: StillRows | None = None
+    edge: float | None = None
 
     @property
     def key(self) -> int:
@@ -113,7 +116,7 @@ class Cells:
                 fits = np.abs(self.outliers.astype(np.int64)) < MIDDLE
                 symbols[self.marks()] = np.where(fits, self.outliers + MIDDLE, 0).astype(np.uint8)
                 escapes = self.outliers[~fits]
-        dequantise(symbols, escapes, self.step * self.factor, self.key, out)
+        dequantise(symbols, escapes, self.step * self.factor, self.key, out, ends_of(self.edge))
         if self.rows is not None:
             self.rows.write(out)
 

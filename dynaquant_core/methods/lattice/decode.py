@@ -104,11 +104,12 @@ class Reader:
             if not isinstance(below, Cells):
                 raise MissingBaseError(f"tensor {name}: uses its base's lattice, but no base is on one.")
             _require_unit(name, below.step * row.factor)
-            return Cells(name, spec, cells, none, below.step, below.epoch, below.alphabet, row.factor)
+            lattice = below.step, below.epoch, below.alphabet
+            return Cells(name, spec, cells, none, *lattice, row.factor, edge=row.edge)
         epoch = self.layout.epoch if self.epochs is None else self.epochs[name]
         alphabet = NARROW if row.kind == NEW else WIDE
         _require_unit(name, row.step * row.factor)
-        return Cells(name, spec, cells, none, row.step, epoch, alphabet, row.factor)
+        return Cells(name, spec, cells, none, row.step, epoch, alphabet, row.factor, edge=row.edge)
 
     def _whole(self, own: Cells) -> Cells:
         packed = empty_words(TensorSpec(own.spec.shape, "uint8"))

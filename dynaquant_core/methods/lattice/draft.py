@@ -114,7 +114,7 @@ class LatticeDraft:
         cells = cells_of(name, self._live[name], goes.drawn_in, goes.epoch, goes.alphabet, goes.spread)
         if cells is None:
             return plain_of(self._live[name], bf16=False)
-        return replace(cells, step=goes.step, factor=goes.factor, rows=goes.rows)
+        return replace(cells, step=goes.step, factor=goes.factor, rows=goes.rows, edge=goes.edge)
 
     def _below(self, name: str) -> Cells | Plain | None:
         return None if self._base is None else self._base.tensors.get(name)

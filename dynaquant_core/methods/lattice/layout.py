@@ -2,7 +2,7 @@
 
 A header of 17 bytes (epoch of new lattices and of the base's, whether there is a base, the scale), then
 columns of one byte a tensor (kind, step's low and high byte, class), then one byte a run (scheme).  Factors
-that values are multiplied by are a stream of their own.
+that values are multiplied by are a stream of their own, and so are the edges that they do not pass.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dynaquant_core.quantize.lattice import is_step
 
 __all__ = [
     "BF16",
+    "EDGED",
     "EXACT",
     "FACTORS",
     "KEPT",
@@ -42,6 +43,8 @@ PLAIN = (BF16, EXACT)
 SHORTENED = 8
 #: Added to the kind of a tensor on a lattice of which rows stay what they are (`rows`).
 STAYING = 16
+#: Added to the kind of a tensor on a lattice whose values do not pass an edge (`signs`).
+EDGED = 32
 #: Factors are stored as whole numbers, of so many parts of one.
 FACTORS = 1 << 16
 
@@ -58,6 +61,7 @@ class Row:
         group: its class within a run that it shares.
         factor: that its values are multiplied by beside the step.
         stays: some of its rows are not read off the lattice.
+        edge: that its values do not pass; None: there is none.
     """
 
     kind: int
@@ -65,11 +69,14 @@ class Row:
     group: int = 0
     factor: float = 1.0
     stays: bool = False
+    edge: float | None = None
 
     @property
     def byte(self) -> int:
         """Its kind, and what is added to it."""
-        return self.kind + SHORTENED * (self.factor < 1) + STAYING * self.stays
+        return (
+            self.kind + SHORTENED * (self.factor < 1) + STAYING * self.stays + EDGED * (self.edge is not None)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,9 @@ class Layout:
         factors = np.array([row.factor for row in self.rows if row.factor < 1]) * FACTORS
         if factors.size:
             yield Stream("", "factors", *encode_smallest(factors.astype(np.uint16), None, ("raw", "zstd")))
+        edges = np.array([row.edge for row in self.rows if row.edge is not None], "<f4").view("<u2")[1::2]
+        if edges.size:
+            yield Stream("", "edges", *encode_smallest(edges.astype(np.uint16), None, ("raw", "zstd")))
 
     @classmethod
     def read(cls, source: StreamSource, runs: Sequence[tuple[str, ...]]) -> Layout:
@@ -115,7 +125,7 @@ class Layout:
         decode_stream(source, "", "layout", packed)
         epoch, base_epoch, based, scale = HEADER.unpack(packed[: HEADER.size].tobytes())
         columns = packed[HEADER.size : HEADER.size + 4 * count].reshape(4, count)
-        rows = _shortened(source, _rows(columns))
+        rows = _edged(source, _shortened(source, _rows(columns)), columns[0] & EDGED > 0)
         schemes = packed[HEADER.size + 4 * count :].tolist()
         known = [is_scheme(scheme, len(run)) for scheme, run in zip(schemes, runs, strict=True)]
         if based > 1 or not all(known):
@@ -128,11 +138,16 @@ def _rows(packed: NDArray[np.uint8]) -> list[Row]:
     bits = (high.astype(np.uint32) << 24) | (low.astype(np.uint32) << 16)
     steps = bits.view(np.float32)
     stays = (kinds & STAYING > 0).tolist()
-    columns = ((kinds & ~np.uint8(STAYING)).tolist(), steps.tolist(), groups.tolist(), [1.0] * len(stays))
+    columns = (
+        (kinds & ~np.uint8(STAYING | EDGED)).tolist(),
+        steps.tolist(),
+        groups.tolist(),
+        [1.0] * len(stays),
+    )
     rows = [Row(*row) for row in zip(*columns, stays, strict=True)]
-    for row in rows:
+    for row, edged in zip(rows, (kinds & EDGED > 0).tolist(), strict=True):
         kind = row.kind & ~SHORTENED
-        plain = kind in PLAIN and (row.stays or row.kind != kind)
+        plain = kind in PLAIN and (row.stays or edged or row.kind != kind)
         good = kind <= EXACT and not plain and row.group < CLASSES
         if not good or (kind in (NEW, NEW_WIDE) and not is_step(row.step)):
             raise CorruptFileError(f"layout stream: {row} is no way to hold a tensor.")
@@ -152,3 +167,26 @@ def _shortened(source: StreamSource, rows: Sequence[Row]) -> list[Row]:
         replace(row, kind=row.kind - SHORTENED, factor=next(left)) if row.kind >= SHORTENED else row
         for row in rows
     ]
+
+
+def _edged(source: StreamSource, rows: Sequence[Row], said: NDArray[np.bool_]) -> list[Row]:
+    """Gives the rows that say so the edge of their values."""
+    words = np.empty(np.count_nonzero(said), np.uint16)
+    if not words.size:
+        return list(rows)
+    decode_stream(source, "", "edges", words)
+    edges = (words.astype(np.uint32) << 16).view(np.float32)
+    if not is_edge(edges).all():
+        raise CorruptFileError(f"edges stream: values cannot end at one of {edges.tolist()}.")
+    left = iter(edges.tolist())
+    return [
+        replace(row, edge=next(left)) if edged else row
+        for row, edged in zip(rows, said.tolist(), strict=True)
+    ]
+
+
+def is_edge(edges: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which are finite, and zero or as large as a normal number: no processor takes those for others."""
+    sizes = edges.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    found: NDArray[np.bool_] = (sizes == 0) | ((sizes >= 0x00800000) & (sizes < 0x7F800000))
+    return found

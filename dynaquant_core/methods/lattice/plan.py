@@ -15,6 +15,7 @@ from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.looks import found_once, is_level, stats_of, those
 from dynaquant_core.methods.lattice.norm import shortening, squares
 from dynaquant_core.methods.lattice.rows import StillRows, find_rows, holds_rows
+from dynaquant_core.methods.lattice.signs import edge_of, nearest_zero
 from dynaquant_core.methods.lattice.stays import Lattice, standing, staying
 from dynaquant_core.quantize.lattice import scattered, steps_of
 from dynaquant_core.state.raw import words_of
@@ -73,10 +74,11 @@ def plan(
         lattices |= {name: Lattice(steps[name], epoch, None, stats[name].std) for name in new}
     lengths = squares(state, hints) if keep_norm else {}
     rows = _rows(rough, state, base, lattices, hints)
-    return Plan(
-        {name: _finished(lattices.get(name), lengths.get(name, 0.0), rows.get(name)) for name in state},
-        epoch,
-    )
+    nearest = _nearest(rough, state, rows, hints, key=base is None)
+    goes = {
+        name: _finished(lattices[name], lengths.get(name, 0.0), rows[name], nearest[name]) for name in rough
+    }
+    return Plan({name: goes.get(name) for name in state}, epoch)
 
 
 def plan_beyond(state: Mapping[str, Tensor], base: Held | None, hints: Hints) -> Plan:
@@ -87,12 +89,15 @@ def plan_beyond(state: Mapping[str, Tensor], base: Held | None, hints: Hints) ->
     return Plan({name: stood.get(name) for name in state}, epoch)
 
 
-def _finished(lattice: Lattice | None, square: float, rows: StillRows | None) -> Lattice | None:
-    """Multiplies a tensor that keeps its norm by a factor; one that is still keeps the factor it has."""
-    if lattice is None:
-        return None
-    factor = lattice.factor if lattice.still else shortening(lattice.step, square)
-    return replace(lattice, factor=factor, rows=rows)
+def _finished(lattice: Lattice, square: float, rows: StillRows | None, nearest: float | None) -> Lattice:
+    """Multiplies a tensor that keeps its norm by a factor; one of a single sign is held to its side of zero.
+
+    One that is still keeps the factor and the edge that it has.
+    """
+    if lattice.still:
+        return replace(lattice, rows=rows)
+    factor = shortening(lattice.step, square)
+    return replace(lattice, factor=factor, rows=rows, edge=edge_of(nearest, lattice.step, factor))
 
 
 def _rows(
@@ -126,6 +131,23 @@ def _rows(
         hints.scratch[key] = dict(zip(asked, map_threads(find, asked), strict=True))
     found: dict[str, StillRows | None] = hints.scratch[key]
     return found
+
+
+def _nearest(
+    names: Iterable[str],
+    state: Mapping[str, Tensor],
+    rows: Mapping[str, StillRows | None],
+    hints: Hints,
+    *,
+    key: bool,
+) -> dict[str, float | None]:
+    """Values nearest to zero, of tensors without two signs; looked for once a save and base, as rows are."""
+    place, asked = ("lattice", "signs", key), list(names)
+    if place not in hints.scratch:
+        found = map_threads(lambda name: nearest_zero(state[name], rows[name]), asked)
+        hints.scratch[place] = dict(zip(asked, found, strict=True))
+    known: dict[str, float | None] = hints.scratch[place]
+    return known
 
 
 def next_epoch(base: Held) -> int:

@@ -54,5 +54,5 @@ def row_of(own: Cells | Plain, below: Cells | Plain | None, group: int) -> Row:
         own.epoch,
         own.alphabet,
     ):
-        return Row(KEPT, 0.0, group, own.factor, stays)
-    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group, own.factor, stays)
+        return Row(KEPT, 0.0, group, own.factor, stays, own.edge)
+    return Row(NEW if own.alphabet.narrow else NEW_WIDE, own.step, group, own.factor, stays, own.edge)

@@ -45,6 +45,7 @@ class Lattice:
         factor: that values are multiplied by beside the step (`norm`).
         still: the tensor has the very values that its base decodes to.
         rows: of the tensor that stay what they are.
+        edge: that none of its values passes (`signs`).
     """
 
     step: float
@@ -54,6 +55,7 @@ class Lattice:
     factor: float = 1.0
     still: bool = False
     rows: StillRows | None = None
+    edge: float | None = None
 
     @property
     def drawn_in(self) -> float:
@@ -169,7 +171,15 @@ def _suits(held: Cells, tensor: Tensor, widest: float, *, may_widen: bool) -> bo
 
 def _same(held: Cells, *, still: bool) -> Lattice:
     """The lattice that a base holds a tensor on."""
-    return Lattice(held.step, held.epoch, held.alphabet, factor=held.factor, still=still, rows=held.rows)
+    return Lattice(
+        held.step,
+        held.epoch,
+        held.alphabet,
+        factor=held.factor,
+        still=still,
+        rows=held.rows,
+        edge=held.edge,
+    )
 
 
 def _is_still(held: Cells, tensor: Tensor) -> bool:

@@ -32,7 +32,7 @@ from dynaquant_core.methods.moments.changed import ChangedDraft
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
 from dynaquant_core.methods.streams import chosen
 from dynaquant_core.quantize import blocks
-from dynaquant_core.state import TensorSpec, fits_float32
+from dynaquant_core.state import TensorSpec, has_range
 
 __all__ = ["BlocksDraft", "BlocksReference", "LogBlocks", "is_signed"]
 
@@ -112,8 +112,8 @@ class LogBlocks(OnePoint):
     owns = frozenset({"moment"})
 
     def accepts(self, tensor: Tensor) -> bool:
-        """Finite floating tensors of at least `MIN_ELEMENTS` elements, within float32's range."""
-        return tensor.numel() >= MIN_ELEMENTS and fits_float32(tensor)
+        """Floating tensors of at least `MIN_ELEMENTS` elements, whose values float32 tells apart."""
+        return tensor.numel() >= MIN_ELEMENTS and has_range(tensor)
 
     def draft(
         self,

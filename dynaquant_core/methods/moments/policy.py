@@ -20,7 +20,7 @@ from dynaquant_core.methods.moments.reader import MomentsDecoder
 from dynaquant_core.methods.moments.streams import moment_streams
 from dynaquant_core.methods.streams import chosen
 from dynaquant_core.quantize.factors import factor_count
-from dynaquant_core.state import fits_float32, moment_kind
+from dynaquant_core.state import has_range, moment_kind
 
 __all__ = ["MomentsPolicy", "worth_factoring"]
 
@@ -89,8 +89,8 @@ class MomentsPolicy(OnePoint, ABC):
         return encoded(tensor, self.letter(name, tensor))
 
     def accepts(self, tensor: Tensor) -> bool:
-        """Finite floating tensors of one dimension and more, within float32's range, however small."""
-        return tensor.dim() > 0 and tensor.numel() > 0 and fits_float32(tensor)
+        """Floating tensors of one dimension and more, of any length, whose values float32 tells apart."""
+        return tensor.dim() > 0 and tensor.numel() > 0 and has_range(tensor)
 
     def draft(
         self,

@@ -34,14 +34,14 @@ def quantise(values, symbols, escaped, step: "fp32", key: "u64", size: "i64", TI
 
 @triton.jit(do_not_specialize=["key"])
 def place(
-    symbols, out, step: "fp32", limit: "fp32", key: "u64", size: "i64",
+    symbols, out, step: "fp32", low: "fp32", high: "fp32", key: "u64", size: "i64",
     BFLOAT16: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Values, in the dtype of ``out``, of symbols uint8[size]; ``BFLOAT16``: it holds the bits of such."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = at < size
     k = (tl.load(symbols + at, mask=inside, other=0).to(tl.int32) - MIDDLE).to(tl.float32)
-    value = tl.minimum(tl.maximum((k + offset_at(key, at)) * step, -limit), limit)
+    value = tl.minimum(tl.maximum((k + offset_at(key, at)) * step, low), high)
     if BFLOAT16:  # to even, in whole numbers: Triton's interpreter would cut it off
         bits = value.to(tl.int32, bitcast=True)
         tl.store(out + at, ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16), mask=inside)

@@ -190,8 +190,11 @@ def _dequantise(side: ModuleType, _: Kind, out: Tensor, __: Tensor | None) -> Ar
     symbols = (np.arange(out.numel()) * 37 % 256).astype(np.uint8)
     escapes = 1000 + np.arange(int((symbols == 0).sum()), dtype=np.int32)
     limit = np.float32(min(torch.finfo(out.dtype).max, torch.finfo(torch.float32).max))
-    side.dequantise(symbols, escapes, STEP, KEY, limit, out, [(slice(0, symbols.size), 0)])
-    return [out.double().cpu().numpy()]
+    found = []
+    for ends in ((-limit, limit), (STEP, limit)):
+        side.dequantise(symbols, escapes, STEP, KEY, ends, out, [(slice(0, symbols.size), 0)])
+        found.append(out.double().cpu().numpy())
+    return found
 
 
 #: Of each function: what is tried, the side that is right, and the one that is tried.

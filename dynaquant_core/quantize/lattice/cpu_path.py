@@ -28,6 +28,7 @@ SLICE = 1 << 16
 WIDE, BLOCK = 1 << 18, 1 << 15
 
 Piece = tuple[slice, int]
+Ends = tuple[np.float32, np.float32]
 
 
 def blocks(part: slice, dtype: torch.dtype) -> Iterator[slice]:
@@ -77,7 +78,7 @@ def dequantise(
     escapes: NDArray[np.int32],
     step: np.float32,
     key: np.uint64,
-    limit: np.float32,
+    ends: Ends,
     out: Tensor,
     pieces: list[Piece],
 ) -> None:
@@ -88,7 +89,7 @@ def dequantise(
         escapes: int32[m].
         step: inside the limits of `steps.round_step`.
         key: of the offsets.
-        limit: largest magnitude; finite in the dtype of ``out``.
+        ends: smallest and largest value; finite in the dtype of ``out``.
         out: flat and contiguous, [n].
         pieces: consecutive parts of the symbols, each with the number of escapes before it.
     """
@@ -101,11 +102,11 @@ def dequantise(
         for block in blocks(part, out.dtype):
             codes, start = symbols[block], np.uint64(block.start)
             decoded = np.empty(codes.size, dtype=np.float32) if direct is None else direct[block]
-            kernels.place(key, start, words, halves, codes, step, limit, decoded)
+            kernels.place(key, start, words, halves, codes, step, *ends, decoded)
             if codes.min() == 0:
                 where = zeros(codes)
                 kept = escapes[used : used + where.size]
-                kernels.place_escapes(key, start, where, kept, step, limit, decoded)
+                kernels.place_escapes(key, start, where, kept, step, *ends, decoded)
                 used += where.size
             if direct is None:
                 target[block] = host_view(torch.from_numpy(decoded).to(out.dtype))

@@ -42,7 +42,7 @@ def dequantise(
     escapes: NDArray[np.int32],
     step: np.float32,
     key: np.uint64,
-    limit: np.float32,
+    ends: tuple[np.float32, np.float32],
     out: Tensor,
     pieces: list[tuple[slice, int]],  # noqa: ARG001 - threads are what other sides need them for
 ) -> None:
@@ -51,11 +51,11 @@ def dequantise(
     target = out.view(torch.int16) if halved else out
     with starting(out.device):
         kernels.place[programs(codes)](
-            codes, target, float(step), float(limit), int(key), codes.numel(), halved, **LAUNCH
+            codes, target, float(step), *map(float, ends), int(key), codes.numel(), halved, **LAUNCH
         )
     used = 0
     for part in chunks(codes.numel()) if escapes.size else ():
         where = (codes[part] == ESCAPE).nonzero().view(-1)
         k = on_device(escapes[used : used + where.numel()], out.device)
-        out[part][where] = points(k, step, key, where + part.start, limit).to(out.dtype)
+        out[part][where] = points(k, step, key, where + part.start, ends).to(out.dtype)
         used += where.numel()

@@ -64,9 +64,17 @@ def find_escapes(key: Any, start: Any, values: Array, step: Any, positions: Arra
 
 @kernel
 def place(
-    key: Any, start: Any, words: Array, halves: Array, symbols: Array, step: Any, limit: Any, out: Array
+    key: Any,
+    start: Any,
+    words: Array,
+    halves: Array,
+    symbols: Array,
+    step: Any,
+    least: Any,
+    most: Any,
+    out: Array,
 ) -> None:
-    """Decodes ``symbols`` uint8[n] into ``out`` float32[n], no magnitude above ``limit``.
+    """Decodes ``symbols`` uint8[n] into ``out`` float32[n], nothing below ``least`` or above ``most``.
 
     An escape is decoded as k = -128 and left to `place_escapes`.  k + u is exact: 7 and 17 bits.
     """
@@ -77,18 +85,18 @@ def place(
         numbers = halves[skip : skip + np.uint64(part.size)]
         for i in range(np.uint64(part.size)):
             value = ((np.float32(part[i]) - MIDDLE) + centred(numbers[i])) * step
-            decoded[i] = min(max(value, -limit), limit)
+            decoded[i] = min(max(value, least), most)
 
 
 @kernel
 def place_escapes(
-    key: Any, start: Any, positions: Array, escapes: Array, step: Any, limit: Any, out: Array
+    key: Any, start: Any, positions: Array, escapes: Array, step: Any, least: Any, most: Any, out: Array
 ) -> None:
     """Decodes ``escapes`` int32[m] into ``out`` float32[n] at ``positions`` int64[m]."""
     for i in range(positions.size):
         index = np.uint64(positions[i])
         value = (np.float32(escapes[i]) + offset_at(key, start + index)) * step
-        out[index] = min(max(value, -limit), limit)
+        out[index] = min(max(value, least), most)
 
 
 @kernel

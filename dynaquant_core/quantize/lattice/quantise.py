@@ -3,7 +3,8 @@
 ``k = rint(w / step - u)`` is stored, ``(k + u) * step`` is decoded; u is the weight's offset (`offsets`).
 Over the draws of u the error is uniform in half a step either way, whatever the weight.  So its mean is zero
 given how the weight moved, and a restored run has lost none of its progress: what it gained is noise, which
-training heals.
+training heals.  Values that are held to one side of zero (``ends`` of `dequantise`) are right on average
+where they are half a step or more from it.
 
 All arithmetic is float32, every operation rounded once; steps stay within 2^-100 and 2^100, so that neither
 an overflow nor a processor's treatment of subnormal numbers can change a bit.  Symbols and values are thus
@@ -12,6 +13,7 @@ the same for any number of threads, on the CPU and on CUDA; tensors elsewhere pa
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from types import ModuleType
 
@@ -91,7 +93,12 @@ def quantise(tensor: Tensor, step: float, key: int, out: NDArray[np.uint8]) -> N
 
 
 def dequantise(
-    codes: NDArray[np.uint8], escapes: NDArray[np.int32], step: float, key: int, out: Tensor
+    codes: NDArray[np.uint8],
+    escapes: NDArray[np.int32],
+    step: float,
+    key: int,
+    out: Tensor,
+    ends: tuple[float, float] = (-math.inf, math.inf),
 ) -> None:
     """Decodes symbols into a tensor, on its device and in its dtype.
 
@@ -105,6 +112,7 @@ def dequantise(
         step: as for `quantise`.
         key: as for `quantise`.
         out: any floating tensor of n elements.
+        ends: a value below the first becomes the first, one above the second the second.
 
     Raises:
         CorruptFileError: no such step, or escapes that do not fit the symbols.  ``out`` is then untouched.
@@ -130,8 +138,9 @@ def dequantise(
     target, place = out.detach(), home(out.device)
     direct = target.is_contiguous() and target.device == place
     flat = (target if direct else torch.empty(target.shape, dtype=target.dtype, device=place)).view(-1)
-    largest = np.float32(min(torch.finfo(flat.dtype).max, torch.finfo(torch.float32).max))
-    side(flat.device).dequantise(codes, escapes, np.float32(step), as_key(key), largest, flat, pieces)
+    largest = min(torch.finfo(flat.dtype).max, torch.finfo(torch.float32).max)
+    within = np.float32(max(ends[0], -largest)), np.float32(min(ends[1], largest))
+    side(flat.device).dequantise(codes, escapes, np.float32(step), as_key(key), within, flat, pieces)
     if not direct:
         target.copy_(flat.view(target.shape))
 

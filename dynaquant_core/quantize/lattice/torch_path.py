@@ -68,11 +68,13 @@ def nearest(values: Tensor, step: np.float32, key: np.uint64, index: Tensor | sl
     return torch.round(values.to(torch.float32) / on_same_device(step, values) - drawn)
 
 
-def points(k: Tensor, step: np.float32, key: np.uint64, index: Tensor | slice, limit: np.float32) -> Tensor:
-    """float32: the lattice points of such numbers, none beyond a limit."""
+def points(
+    k: Tensor, step: np.float32, key: np.uint64, index: Tensor | slice, ends: tuple[np.float32, np.float32]
+) -> Tensor:
+    """float32: the lattice points of such numbers, none beyond two ends."""
     drawn = offsets(key, index, k.device) if isinstance(index, slice) else offsets_at(key, index)
     decoded = (k.to(torch.float32) + drawn) * on_same_device(step, k)
-    return decoded.clamp_(-float(limit), float(limit))
+    return decoded.clamp_(float(ends[0]), float(ends[1]))
 
 
 def quantise(
@@ -96,7 +98,7 @@ def dequantise(
     escapes: NDArray[np.int32],
     step: np.float32,
     key: np.uint64,
-    limit: np.float32,
+    ends: tuple[np.float32, np.float32],
     out: Tensor,
     pieces: list[tuple[slice, int]],
 ) -> None:
@@ -107,4 +109,4 @@ def dequantise(
         zeros = codes == ESCAPE
         some = on_device(escapes[used : used + int(zeros.sum())], out.device)
         k[zeros] = some.to(torch.float32)
-        out[part] = points(k, step, key, part, limit).to(out.dtype)
+        out[part] = points(k, step, key, part, ends).to(out.dtype)

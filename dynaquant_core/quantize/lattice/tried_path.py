@@ -29,10 +29,10 @@ def dequantise(
     escapes: NDArray[np.int32],
     step: np.float32,
     key: np.uint64,
-    limit: np.float32,
+    ends: tuple[np.float32, np.float32],
     out: Tensor,
     pieces: list[tuple[slice, int]],
 ) -> None:
     """See `cpu_path.dequantise`."""
     side = device_path if agrees(out.device, Kind("dequantise", look(out))) else torch_path
-    side.dequantise(symbols, escapes, step, key, limit, out, pieces)
+    side.dequantise(symbols, escapes, step, key, ends, out, pieces)
