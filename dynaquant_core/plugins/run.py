@@ -114,8 +114,8 @@ class PluginRun:
             steps_left: 0 or more; None: unknown, nothing is recorded and Adam's moments serve.
 
         Raises:
-            SaveError: a save in the background failed since the last call.  Several ranks hear of it together,
-                in `meet` or `choose`: here the others would be left in what they exchange.
+            SaveError: a save in the background failed since the last call.  Several ranks hear of it
+                together, in `meet` or `choose`: here the others would be left in what they exchange.
         """
         self._tell()
         if ranks() == 1:
