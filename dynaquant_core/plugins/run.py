@@ -114,11 +114,13 @@ class PluginRun:
             steps_left: 0 or more; None: unknown, nothing is recorded and Adam's moments serve.
 
         Raises:
-            SaveError: a save in the background failed since the last call.
+            SaveError: a save in the background failed since the last call.  Several ranks hear of it
+                together, in `meet` or `choose`: here the others would be left in what they exchange.
         """
         self._tell()
-        with told(raises=self._raises):
-            self._line.check()
+        if ranks() == 1:
+            with told(raises=self._raises):
+                self._line.check()
         self._watched.follow(steps_left)
 
     # -- saving ------------------------------------------------------------------------------------
@@ -153,8 +155,7 @@ class PluginRun:
                 is not looked through again.
 
         Raises:
-            DynaQuantError: as `save`; the next save then searches by itself.  With more than one rank it does
-                not, since the others are no longer there for what ``evaluate`` may exchange: it is exact.
+            DynaQuantError: as `save`; the next save then searches by itself; of several ranks it is exact.
         """
         if not self.enabled:
             return
@@ -257,8 +258,7 @@ class PluginRun:
     ) -> Any:
         """The state as it was given to `save`; the next save may be a delta against it.
 
-        Waits for saves under way, also where another rank writes them.  Arguments and errors as
-        `reading.read_tree`.
+        Waits for saves under way, also of another rank.  Arguments and errors as `reading.read_tree`.
         """
         self._line.join()
         await_saves()
@@ -287,10 +287,7 @@ class PluginRun:
     # -- ending ------------------------------------------------------------------------------------
 
     def wait(self) -> CheckpointInfo | None:
-        """Waits until everything in the background is done; returns the info of the last checkpoint.
-
-        On a rank that does not write it waits for the one that does, at most for the deadline; an error is
-        raised there.
+        """Waits until everything in the background, the writer's too, is done; returns the last one's info.
 
         Raises:
             SaveError: something failed since the last call.

@@ -20,12 +20,12 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from dynaquant_core.errors import DynaQuantError, EmptyStoreError
+from dynaquant_core.errors import DynaQuantError, EmptyStoreError, StorageError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_transformers.native import STATE_FILES, is_ours, load_json
 
-__all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole"]
+__all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole", "require_whole"]
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +145,20 @@ def newest_whole(output: Path, read: Callable[[Path], object]) -> Path | None:
     if reasons:
         raise EmptyStoreError(f"no checkpoint in {str(output)!r} is whole: {'; '.join(reasons)}")
     return None
+
+
+def require_whole(folder: Path, read: Callable[[Path], object]) -> None:
+    """Reads the checkpoint that another rank has found.
+
+    Raises:
+        StorageError: it is not whole here; says why.
+    """
+    reason = _damage(folder, read)
+    if reason is not None:
+        raise StorageError(
+            f"rank 0 resumes from {str(folder)!r}, which cannot be read here ({reason}); all ranks have to "
+            "go on from one checkpoint: see that every node has the same folder, and start again."
+        )
 
 
 def _damage(folder: Path, read: Callable[[Path], object]) -> str | None:

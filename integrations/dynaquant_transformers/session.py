@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
@@ -17,10 +18,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
+from dynaquant_core.plugins.agreement import on_all_ranks, rank, ranks
 from dynaquant_core.plugins.refusal import is_refusal
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
 from dynaquant_transformers.native import digests, scheduler_state
-from dynaquant_transformers.places import Place, newest_whole
+from dynaquant_transformers.places import Place, newest_whole, require_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
 from dynaquant_transformers.shelf import Shelf
 from dynaquant_transformers.support import FRAMEWORK, require_own, require_supported
@@ -72,21 +74,37 @@ class Session:
     def find(self, wanted: str | bool | None) -> str | None:
         """The folder to resume from: ``resume_from_checkpoint`` of the Trainer, True replaced.
 
-        Where there is no checkpoint yet, True means to begin, so that a job which is started again and again
-        needs no case for its first start.
+        Rank 0 looks for the newest one, and the others go on from that one or all end: each passing over what
+        it cannot read itself would train from another step.  Where there is no checkpoint yet, True means to
+        begin, so that a job which is started again and again needs no case for its first start.
 
         Raises:
             EmptyStoreError: there are checkpoints and none of them is whole.
+            StorageError: a rank cannot read the one that rank 0 has found; SaveError on the others.
             StoreLockedError: another process is making checkpoints there.
         """
         output = Path(self.trainer.args.output_dir)
         self._shelf.open(output.absolute())
         if wanted is not True:
             return None if wanted is False else wanted
-        newest = newest_whole(output, self._try_to_read)
+        newest = self._newest(output)
         if newest is None:
             logger.warning("there is no checkpoint in %s yet: training begins at step 0", output)
-        return None if newest is None else str(newest)
+        return newest
+
+    def _newest(self, output: Path) -> str | None:
+        found: list[str | None] = [None]
+        with on_all_ranks(0):
+            if rank() == 0:
+                newest = newest_whole(output, self._try_to_read)
+                found = [None if newest is None else newest.name]
+        if ranks() > 1:
+            broadcast_object_list(found)
+        (name,) = found
+        with on_all_ranks(0):
+            if name is not None and rank() > 0:
+                require_whole(output / name, self._try_to_read)
+        return None if name is None else str(output / name)
 
     def read(self, folder: Path) -> Any:
         """The tree of a checkpoint of ours; the next checkpoint may build on it."""

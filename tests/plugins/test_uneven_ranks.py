@@ -9,7 +9,7 @@ import pytest
 from tests.gloo import Found, play
 from tests.plugins.uneven_ranks import LATE
 
-RANKS, ACTS = "tests.plugins.uneven_ranks", ("late", "zeros", "heavy", "at_once")
+RANKS, ACTS = "tests.plugins.uneven_ranks", ("late", "zeros", "heavy", "ahead", "at_once")
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +61,12 @@ def test_large_buffers_are_lent_and_the_job_s_store_lives(found: Found) -> None:
 def test_every_rank_finds_what_was_saved_before_though_one_alone_writes(found: Found) -> None:
     for rank in found["at_once"]:
         assert column(rank["saves"], "number") == ["0", "1"]
+
+
+def test_all_ranks_hear_together_that_a_save_has_failed_in_the_background(found: Found) -> None:
+    """The others are not left in an exchange of gradients."""
+    (first,), (second,) = (rank["saves"] for rank in found["ahead"])
+    early, late = first["heard"]
+    assert early == "nothing"
+    assert late.startswith("a checkpoint could not be written in the background")
+    assert second["heard"] == ["nothing", f"rank 0 of 2: SaveError: {late}"]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, read_tree
 from dynaquant_core.plugins.agreement import DEADLINE
 from dynaquant_core.plugins.marker import Marker
@@ -133,6 +134,25 @@ class Uneven(ranks.Rank):
             save.pop("stored", None)
         distributed.barrier(distributed.new_group())
         return [*found, {"book": float(model.book.mean())}]
+
+    def ahead(self) -> list[dict[str, Any]]:
+        """The writer's save fails behind it; where each rank hears of it."""
+        run = PluginRun(PluginOptions(exact="*"), framework="none")
+        run.watch(self.model, self.optimizer)
+        if self.rank == 0:
+            file = self.folder.parent / "file"
+            file.touch()
+            run.save(file / "inside", 0, {"model": self.model.state_dict()})
+            run._line.join()
+        heard = []
+        for call in (lambda: run.look_ahead(1), lambda: run.meet(1)):
+            try:
+                call()
+                heard.append("nothing")
+            except DynaQuantError as error:
+                heard.append(str(error))
+            self.train(1)
+        return [{"heard": heard}]
 
     def at_once(self) -> list[dict[str, Any]]:
         """A save and, before it is written, its load on every rank; then one on rank 0 alone."""

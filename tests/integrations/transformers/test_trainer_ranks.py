@@ -72,3 +72,12 @@ def test_a_rank_that_fails_or_is_silent_ends_both_by_name_and_the_checkpoint_is_
 
 def test_every_rank_finds_the_checkpoints_when_training_has_ended(said):
     assert [one["found"] for one in said] == [[["checkpoint-2"], True]] * 2
+
+
+def test_ranks_go_on_from_one_checkpoint_or_none_does(said):
+    """Each passing over what it cannot read itself, they trained from different steps."""
+    (first, first_step), (second, second_step) = (one["differs"] for one in said)
+    assert second.startswith("StorageError: rank 0 resumes from")
+    assert "Input/output error" in second
+    assert first == f"SaveError: rank 1 of 2: {second}"
+    assert (first_step, second_step) == (3, 3)
