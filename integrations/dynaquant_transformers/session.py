@@ -18,7 +18,7 @@ from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.refusal import is_refusal
-from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
+from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed, unheard_of
 from dynaquant_transformers.native import digests, scheduler_state
 from dynaquant_transformers.places import Place, newest_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
@@ -58,6 +58,8 @@ class Session:
         if trainer.args.save_total_limit:  # beyond it a chain keeps more files alive than it makes smaller
             most = max(trainer.args.save_total_limit - 1, 0)
             options = replace(options, max_chain=min(options.max_chain, most))
+        if options.evaluate is not None:
+            options = replace(options, evaluate=unheard_of(trainer, options.evaluate))
         self._raises = options.on_error == "raise"
         self.run = PluginRun(options, framework=FRAMEWORK, report=self._report)
         has_data = trainer.eval_dataset is not None
