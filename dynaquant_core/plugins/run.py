@@ -104,6 +104,10 @@ class PluginRun:
         """
         self._watched.set(model, optimizers if self.enabled else (), evaluate)
 
+    def keep_exact(self, pattern: str) -> None:
+        """Keeps what a pattern of names covers bit for bit, beside what the options name, from now on."""
+        self._trail.keep_exact(pattern)
+
     def look_ahead(self, steps_left: int | None) -> None:
         """Tells how many optimizer steps are left until the next save.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -52,9 +52,6 @@ class Session:
     def __init__(self, trainer: Trainer, options: PluginOptions, eval_batches: int | None) -> None:
         require_supported(trainer)
         self.trainer = trainer
-        weights = weights_of(trainer.model)
-        if not are_live(weights, trainer.model):  # made for saving only: nothing could be tried in them
-            options = replace(options, exact=(*_patterns(options.exact), ADAPTERS))
         if trainer.args.save_total_limit:  # beyond it a chain keeps more files alive than it makes smaller
             most = max(trainer.args.save_total_limit - 1, 0)
             options = replace(options, max_chain=min(options.max_chain, most))
@@ -99,7 +96,10 @@ class Session:
         """Averages the gradients that this optimizer steps with, from now on."""
         inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper steps without hooks
         optimizers = [inner] if isinstance(inner, Optimizer) else []
-        self.run.watch(self.trainer.model, optimizers, evaluate=self._evaluate)
+        model = self.trainer.model  # made only now where there is a `model_init`
+        if not are_live(weights_of(model), model):  # made for saving only: nothing could be tried in them
+            self.run.keep_exact(ADAPTERS)
+        self.run.watch(model, optimizers, evaluate=self._evaluate)
 
     def step_begins(self, loader: Any) -> None:
         """Before an optimizer step: whether its gradients are wanted; what was committed meanwhile."""
@@ -237,10 +237,6 @@ class Session:
         """Logs what a checkpoint cost, through the Trainer; subclasses' own logs are left alone."""
         Trainer.log(self.trainer, figures_of(info))
         self._shelf.put()
-
-
-def _patterns(exact: str | Sequence[str]) -> tuple[str, ...]:
-    return (exact,) if isinstance(exact, str) else tuple(exact)
 
 
 def _reads_saves(callback: TrainerCallback) -> bool:
