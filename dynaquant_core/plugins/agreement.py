@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torch import distributed
 
-from dynaquant_core.errors import ConfigError, DynaQuantError, EvaluationError, SaveError
+from dynaquant_core.errors import ConfigError, EvaluationError, SaveError
 
 if TYPE_CHECKING:
     from dynaquant_core.plugins.board import Board
@@ -63,7 +63,7 @@ class Stand:
     problem: str | None = None
 
     @classmethod
-    def failed(cls, problem: DynaQuantError) -> Stand:
+    def failed(cls, problem: Exception) -> Stand:
         """That of a rank which cannot go on."""
         return cls(problem=f"{type(problem).__name__}: {problem}")
 
@@ -88,7 +88,7 @@ def compared(step: int, own: Stand) -> list[Stand]:
     return stands
 
 
-def require_all_well(step: int, problem: DynaQuantError | None) -> None:
+def require_all_well(step: int, problem: Exception | None) -> None:
     """Raises ``problem``, where there is one, after the others have heard; every rank calls it.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dynaquant_core.errors import DynaQuantError, EvaluationError
+from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks
 from dynaquant_core.plugins.watched import Watched
 from dynaquant_core.store.saving import Saving
@@ -50,7 +50,7 @@ class Decider:
         self._trail = trail
         self._watched = watched
 
-    def together(self, step: int, tree: Any, problem: DynaQuantError | None) -> Chosen | None:
+    def together(self, step: int, tree: Any, problem: Exception | None) -> Chosen | None:
         """Chooses for a save of ``step`` that follows; all ranks call it.
 
         Args:
@@ -118,14 +118,14 @@ class Decider:
         )
 
     def _begin_together(
-        self, step: int, tree: Any, gradients: dict[str, Tensor] | None, problem: DynaQuantError | None
+        self, step: int, tree: Any, gradients: dict[str, Tensor] | None, problem: Exception | None
     ) -> Saving:
         """Begins the save on every rank against the same base, or on none against any."""
         saving = None
         if problem is None:
             try:
                 saving = self._begin(step, tree, gradients)
-            except DynaQuantError as error:
+            except Exception as error:  # noqa: BLE001 - raised below, when the others know
                 problem = error
         stands = compared(step, self._stand(saving, problem))
         if saving is None:
@@ -168,7 +168,7 @@ class Decider:
 
         return choose_together(self._watched.chooser, saving, deadline())
 
-    def _stand(self, saving: Saving | None, problem: DynaQuantError | None) -> Stand:
+    def _stand(self, saving: Saving | None, problem: Exception | None) -> Stand:
         if saving is None:
             assert problem is not None
             return Stand.failed(problem)

@@ -163,7 +163,7 @@ class PluginRun:
         try:
             self._settle()  # the next delta is drafted against the checkpoint that is being written
             plain, _ = split(tree)
-        except DynaQuantError as error:
+        except Exception as error:  # noqa: BLE001 - raised below, when the others know
             problem, plain = error, None
         with told(raises=self._raises):
             chosen = self._decider.together(step, plain, problem)
