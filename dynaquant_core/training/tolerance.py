@@ -33,7 +33,7 @@ def told(*, raises: bool) -> Iterator[None]:
         if raises:
             raise
         logger.exception(
-            "training goes on after a save that failed by a bug, of DynaQuant's or what it was given (%s: %s)",
+            "training goes on after a save that failed by a bug, ours or of what it was given (%s: %s)",
             type(error).__name__,
             error,
         )

@@ -82,6 +82,8 @@ def load_best_model(trainer: Trainer, native: Method) -> None:
         session.settle()
         trainer.accelerator.wait_for_everyone()
     best = trainer.state.best_model_checkpoint
+    if best is None:  # it was on its way when this was asked for, and never came
+        return
     if not is_ours(best):
         native()
         return

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
@@ -134,6 +135,7 @@ class Session:
             self.run.meet(place.step)
             self._shelf.put()
             self._shelf.begin(place)
+            best = trainer.state.best_model_checkpoint
             self._place = place
             try:
                 with shadowed(trainer, "_get_output_dir", lambda trial=None: str(place.workshop)):  # noqa: ARG005
@@ -141,10 +143,10 @@ class Session:
             finally:
                 self._place = None
             trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
-            place.name_best(trainer.state, output)
+            place.name_best(trainer.state, output, self._shelf.lost)
             self.run.choose(place.step, tree)
             if trainer.args.should_save:
-                self._commit(place, tree)
+                self._commit(place, tree, best)
 
     def log_ends(self) -> None:
         """The Trainer's last line is in its history: it stays the last one."""
@@ -155,6 +157,7 @@ class Session:
         finally:
             if last is not None:
                 history.append(last)
+            self._agree_on_best()
 
     def settle(self) -> None:
         """Waits until the last checkpoint is committed and has its name."""
@@ -225,10 +228,16 @@ class Session:
             tree[OPTIMIZER] = self.trainer.optimizer.state_dict()
         return tree
 
-    def _commit(self, place: Place, tree: dict[str, Any]) -> None:
+    def _agree_on_best(self) -> None:
+        """The rank that saves alone knows whether the best checkpoint has come; all load it, or none does."""
+        args, state = self.trainer.args, self.trainer.state
+        if args.world_size > 1 and args.load_best_model_at_end:
+            (state.best_model_checkpoint,) = broadcast_object_list([state.best_model_checkpoint])
+
+    def _commit(self, place: Place, tree: dict[str, Any], best: str | None) -> None:
         path = place.making / TRAINER_STATE_NAME
         self.trainer.state.save_to_json(str(path))  # again: it holds the name of the best
-        self._shelf.expect(place)
+        self._shelf.expect(place, best)
         self.run.save(place.making, place.step, tree, note=digests(place.making))
         if any(_reads_saves(callback) for callback in self.trainer.callback_handler.callbacks):
             self.settle()
