@@ -32,7 +32,8 @@ BIN := $(VENV)/bin
 COMPOSER_BIN := $(COMPOSER_VENV)/bin
 
 # What Composer's environment runs; the first one runs everything, Composer's own tests excepted.
-COMPOSER_ARGS ?= $(addprefix tests/,integrations plugins project/test_public_names.py state store training)
+# Torchvision is in it alone.
+COMPOSER_ARGS ?= $(addprefix tests/,integrations memory/test_smaq_foreign.py plugins project/test_public_names.py state store training)
 
 # One stamp per set of extras: an environment is made once and refreshed when its inputs change.
 INPUTS := pyproject.toml constraints.txt

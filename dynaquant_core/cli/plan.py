@@ -106,7 +106,8 @@ def chance(floor: float | None) -> str:
     if floor is None:
         return "one seed: costs below about half a percent cannot be told from chance"
     return (
-        f"uninterrupted runs of other seeds differ by {floor:.2%}: less than that cannot be told from chance"
+        f"uninterrupted runs of other seeds have a standard deviation of {floor:.2%}: a cost below twice "
+        "that cannot be told from chance"
     )
 
 

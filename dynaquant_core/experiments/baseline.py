@@ -31,6 +31,7 @@ __all__ = [
     "find_baseline",
     "last_interval_loss",
     "publish",
+    "require_place",
     "train_baseline",
 ]
 
@@ -173,6 +174,21 @@ def _tell_apart(label: str, wanted: Machine, found: Machine) -> None:
         label,
         "; ".join(differing),
     )
+
+
+def require_place() -> None:
+    """Looks whether baselines can be kept here, before anything is trained; nothing is made.
+
+    Raises:
+        StorageError: not here; says where, and what to do.
+    """
+    there = next(place for place in (FOLDER, *FOLDER.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise StorageError(
+            f"{str(there.resolve())!r} is no folder that may be written to, and uninterrupted runs and "
+            f"recordings are kept in {str(FOLDER.parent)!r} below the current folder, whatever the output "
+            "is; run it from another folder."
+        )
 
 
 def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:

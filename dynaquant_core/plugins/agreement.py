@@ -2,6 +2,7 @@
 
 What a candidate decodes to depends on the base that it is drafted against.  A rank that resumed from
 elsewhere, or whose writer failed to commit what the others have counted on, would measure something else.
+Rank 0 compares, and its word holds for all: a rank that comes too late hears what the others heard.
 A search that ended in an error ends the training as a rule, and the first rank to leave may take the whole
 job with it: so the others stay until the writer has committed.
 """
@@ -9,10 +10,12 @@ job with it: so the others stay until the writer has committed.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
@@ -23,10 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEADLINE",
+    "OWN_SHARE",
     "Stand",
     "await_commit",
     "compared",
     "deadline",
+    "on_all_ranks",
     "rank",
     "ranks",
     "require_all_well",
@@ -36,6 +41,15 @@ __all__ = [
 #: Environment variable: seconds that ranks wait for each other while a configuration is chosen.
 DEADLINE = "DYNAQUANT_DEADLINE"
 DEADLINE_SECONDS = 600.0
+
+#: Rank 0's share of the deadline; the others wait longer, to hear from it whom it has waited for.
+OWN_SHARE = 0.75
+
+#: Note of rank 0: what came of a comparison.
+WORD = "word"
+
+#: Seconds that rank 0, whose store it is, stays for those that have come to hear of a failure.
+HEARING = 10.0
 
 #: Note of the writer: nobody needs to wait for it any more.
 COMMITTED = "committed"
@@ -68,8 +82,13 @@ class Stand:
         return cls(problem=f"{type(problem).__name__}: {problem}")
 
 
-def compared(step: int, own: Stand) -> list[Stand]:
+def compared(step: int, own: Stand, together: Callable[[], None] | None = None) -> list[Stand]:
     """The stands of all ranks, by rank; every rank calls it at the same step.
+
+    Args:
+        step: completed optimizer steps.
+        own: of this rank.
+        together: called on rank 0 where all are there and well, before one of them goes on.
 
     Raises:
         SaveError: another rank has a problem; names it.
@@ -78,13 +97,50 @@ def compared(step: int, own: Stand) -> list[Stand]:
     _begun[step] += 1
     board = _board(step)
     board.post(f"{board.rank}", asdict(own))
-    notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, deadline())
-    if board.rank == 0:
-        board.clear_others()
-    stands = [Stand(**notes[rank]) for rank in range(board.ranks)]
+    stands = _gathered(board, together) if board.rank == 0 else _heard(board)
     for number, stand in enumerate(stands):
         if stand.problem is not None and own.problem is None:
             raise SaveError(f"rank {number} of {board.ranks}: {stand.problem}")
+    return stands
+
+
+def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
+    """The stands, which the others hear of from rank 0 alone: all come to the same, early or late."""
+    try:
+        notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, OWN_SHARE * deadline())
+    except EvaluationError as error:
+        _tell_failure(board, {"error": str(error)})
+        raise
+    board.clear_others()
+    found = [Stand(**notes[rank]) for rank in range(board.ranks)]
+    word = {"stands": [asdict(stand) for stand in found]}
+    if any(stand.problem is not None for stand in found):
+        _tell_failure(board, word)
+    else:
+        if together is not None:
+            together()
+        board.post(WORD, word)
+    return found
+
+
+def _tell_failure(board: Board, word: dict[str, Any]) -> None:
+    """Rank 0 may leave after it, and its store with it: those that are there have heard by then."""
+    board.expect(f"{rank}/heard" for rank in range(1, board.ranks))
+    there = [rank for rank in range(1, board.ranks) if board.has(f"{rank}")]
+    with suppress(EvaluationError):
+        board.post(WORD, word)
+        if there:
+            board.gather({rank: f"{rank}/heard" for rank in there}, min(HEARING, deadline()))
+
+
+def _heard(board: Board) -> list[Stand]:
+    word = board.read(WORD, 0, deadline())
+    stands = [Stand(**note) for note in word.get("stands", ())]
+    if not stands or any(stand.problem is not None for stand in stands):
+        with suppress(EvaluationError):
+            board.post(f"{board.rank}/heard", {})
+    if "error" in word:
+        raise EvaluationError(word["error"])
     return stands
 
 
@@ -100,6 +156,26 @@ def require_all_well(step: int, problem: Exception | None) -> None:
         raise problem
 
 
+@contextmanager
+def on_all_ranks(step: int) -> Iterator[None]:
+    """What fails inside, here or on another rank, is raised on all of them; every rank enters.
+
+    So nobody is left in what the ranks do together next.  An `EvaluationError` passes alone: of a search that
+    failed the others have heard before, and only the one that writes is still there.
+
+    Raises:
+        SaveError, EvaluationError: as `compared`.
+    """
+    problem: DynaQuantError | None = None
+    try:
+        yield
+    except EvaluationError:
+        raise
+    except DynaQuantError as error:
+        problem = error
+    require_all_well(step, problem)
+
+
 def tell_commit(step: int) -> None:
     """Lets go on who waits in `await_commit`; the writer calls it, whatever came of the commit."""
     if ranks() > 1:
@@ -108,9 +184,14 @@ def tell_commit(step: int) -> None:
 
 
 def await_commit(step: int) -> None:
-    """Waits until the writer is done with the save that was agreed upon last, at most for the deadline."""
+    """Waits until the writer is done with the save that was agreed upon last.
+
+    That is at most the deadline since it was last heard of: one that was silent for so long has had its time.
+    """
+    board = _board(step)
+    left = deadline() - (time.monotonic() - board.heard())
     with suppress(EvaluationError):  # the error that led here is the one to tell
-        _board(step).read(COMMITTED, 0, deadline())
+        board.read(COMMITTED, 0, max(0.0, left))
 
 
 def ranks() -> int:

@@ -23,6 +23,15 @@ __all__ = ["Board"]
 #: Seconds between two looks, at first and at most.
 SHORTEST, LONGEST = 0.0005, 0.02
 
+#: A longer note lies in pieces of so many bytes: TCPStore drops a connection that sends it 8 MiB at once.
+MOST_BYTES = 1 << 22
+
+#: How the note of one in pieces begins; their number follows.  JSON never does.
+PIECES = b"+"
+
+#: When a rank has read a note last.
+_heard = [0.0]
+
 #: On rank 0: name of a board -> notes that may lie on it.
 _lying: dict[str, set[str]] = {}
 
@@ -59,9 +68,16 @@ class Board:
         Raises:
             EvaluationError: the store is gone.
         """
+        text = json.dumps(data)  # ASCII
+        pieces = [text[at : at + MOST_BYTES] for at in range(0, len(text), MOST_BYTES)]
         self.expect([note])
         try:
-            self._store.set(note, json.dumps(data))
+            if len(pieces) == 1:
+                self._store.set(note, text)
+                return
+            for name, piece in zip(_pieces(note, len(pieces)), pieces, strict=True):
+                self._store.set(name, piece)
+            self._store.set(note, f"{PIECES.decode()}{len(pieces)}")  # last: who finds it finds them all
         except RuntimeError as error:
             raise _gone(error) from error
 
@@ -87,9 +103,22 @@ class Board:
                     f"{_listed(silent)} of {self.ranks} did not answer within {patience:g} s while the ranks "
                     "searched together; look at its log (a longer DYNAQUANT_DEADLINE gives it more time)."
                 )
-            return {rank: json.loads(self._store.get(note)) for rank, note in notes.items()}
+            found = {rank: json.loads(self._text(note)) for rank, note in notes.items()}
         except RuntimeError as error:
             raise _gone(error) from error
+        _heard[0] = time.monotonic()
+        return found
+
+    @staticmethod
+    def heard() -> float:
+        """When this process has read notes last, of any board, as `time.monotonic` tells it."""
+        return _heard[0]
+
+    def has(self, note: str) -> bool:
+        """Whether a note is there; False as well where the store is gone."""
+        with suppress(RuntimeError):
+            return bool(self._store.check([note]))
+        return False
 
     def expect(self, notes: Iterable[str]) -> None:
         """Tells of notes that a rank may put up, whether or not somebody will ask for them."""
@@ -101,7 +130,8 @@ class Board:
         _lying.get(self._name, set()).difference_update(notes)
         with suppress(RuntimeError, NotImplementedError):
             for note in notes:
-                self._store.delete_key(note)
+                for name in self._names(note):
+                    self._store.delete_key(name)
 
     def clear_others(self) -> None:
         """Takes down what lies on all other boards; for rank 0, once all ranks have put notes up on this one.
@@ -113,6 +143,17 @@ class Board:
         for name in [name for name in _lying if name != self._name]:
             Board(name).take_down(_lying.pop(name))
 
+    def _text(self, note: str) -> bytes:
+        text: bytes = self._store.get(note)
+        if not text.startswith(PIECES):
+            return text
+        return b"".join(self._store.get(name) for name in _pieces(note, _number(text)))
+
+    def _names(self, note: str) -> list[str]:
+        """What a note consists of: itself, and its pieces if it lies there in some."""
+        text = self._store.get(note) if self._store.check([note]) else b""
+        return [note, *_pieces(note, _number(text))] if text.startswith(PIECES) else [note]
+
     def _await(self, notes: Mapping[int, str], patience: float) -> list[int]:
         """Looks until all notes are there; the ranks whose note is not when patience ends."""
         deadline, pause = time.monotonic() + patience, SHORTEST
@@ -122,6 +163,14 @@ class Board:
             time.sleep(pause)
             pause = min(1.5 * pause, LONGEST)
         return []
+
+
+def _pieces(note: str, number: int) -> list[str]:
+    return [f"{note}{PIECES.decode()}{piece}" for piece in range(number)]
+
+
+def _number(text: bytes) -> int:
+    return int(text.removeprefix(PIECES))
 
 
 def _listed(ranks: list[int]) -> str:

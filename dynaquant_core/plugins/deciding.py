@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from dynaquant_core.errors import EvaluationError
-from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks
+from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks, tell_commit
 from dynaquant_core.plugins.watched import Watched
 from dynaquant_core.store.saving import Saving
 from dynaquant_core.store.trail import Trail
@@ -50,13 +51,16 @@ class Decider:
         self._trail = trail
         self._watched = watched
 
-    def together(self, step: int, tree: Any, problem: Exception | None) -> Chosen | None:
+    def together(
+        self, step: int, tree: Any, problem: Exception | None, announce: Callable[[], None]
+    ) -> Chosen | None:
         """Chooses for a save of ``step`` that follows; all ranks call it.
 
         Args:
             step: completed optimizer steps.
             tree: that a checkpoint can hold.
             problem: what went wrong on this rank before; it is raised here, after the others have heard.
+            announce: called on the rank that writes, of several, before another can go on: a save follows.
 
         Returns:
             The choice on the rank that writes; None on the others, which only remember what it comes to.
@@ -73,9 +77,14 @@ class Decider:
             return self.alone(step, tree)
         started = time.perf_counter()
         gradients = self._watched.gradients()
-        saving = self._begin_together(step, tree, gradients, problem)
+        saving = self._begin_together(step, tree, gradients, problem, announce)
         self._watched.look_back(saving.live)
-        choice = self._unsearched(saving) or self._choice_together(saving)
+        try:
+            choice = self._unsearched(saving) or self._choice_together(saving)
+        except BaseException:
+            if rank() == 0:  # the others have heard of it, and wait for what is saved all the same
+                tell_commit(step)
+            raise
         if rank() == 0:
             return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
         self._trail.follow(saving, choice.draft)
@@ -94,20 +103,39 @@ class Decider:
         choice = self._unsearched(saving) or self._watched.chooser.choose(saving)
         return Chosen(saving, choice, gradients, time.perf_counter() - started - choice.search_seconds)
 
-    def final(self, step: int, tree: Any, chosen: Chosen | None) -> Chosen:
-        """The save of ``tree`` with a choice made before, if that was for this save; else with a new one."""
+    def final(self, step: int, tree: Any, chosen: Chosen | None, *, shares: bool) -> Chosen:
+        """The save of ``tree`` with a choice made before, if that was for this save; else with a new one.
+
+        Args:
+            step: completed optimizer steps.
+            tree: that a checkpoint can hold.
+            chosen: the choice made before; None: there is none.
+            shares: whether the ranks of this job search together.  Then a new choice evaluates nothing: the
+                others train meanwhile, and what ``evaluate`` exchanges would meet what they exchange.
+        """
+        again = self._unmeasured if shares else self.alone
         if chosen is None:
-            return self.alone(step, tree)
+            return again(step, tree)
         started = time.perf_counter()
         saving = self._begin(step, tree, chosen.gradients, like=chosen.saving)
         if not _serves(chosen, saving):
             logger.warning(
-                "the state to save at step %d is not the one that was searched: the search is made again",
+                "the state to save at step %d is not the one that was searched: %s",
                 step,
+                "it is not searched again" if shares else "the search is made again",
             )
-            return self.alone(step, tree)
+            return again(step, tree)
         held = chosen.held + time.perf_counter() - started
         return Chosen(saving, chosen.choice, chosen.gradients, held)
+
+    def _unmeasured(self, step: int, tree: Any) -> Chosen:
+        """What keeps the promise without an evaluation."""
+        started = time.perf_counter()
+        gradients = self._watched.gradients()
+        saving = self._begin(step, tree, gradients)
+        choice = self._watched.chooser.unsearched(saving)
+        logger.warning("the ranks have not chosen together what step %d stores: no search", step)
+        return Chosen(saving, choice, gradients, time.perf_counter() - started)
 
     def _begin(
         self, step: int, tree: Any, gradients: dict[str, Tensor] | None, like: Saving | None = None
@@ -118,7 +146,12 @@ class Decider:
         )
 
     def _begin_together(
-        self, step: int, tree: Any, gradients: dict[str, Tensor] | None, problem: Exception | None
+        self,
+        step: int,
+        tree: Any,
+        gradients: dict[str, Tensor] | None,
+        problem: Exception | None,
+        announce: Callable[[], None],
     ) -> Saving:
         """Begins the save on every rank against the same base, or on none against any."""
         saving = None
@@ -127,7 +160,7 @@ class Decider:
                 saving = self._begin(step, tree, gradients)
             except Exception as error:  # noqa: BLE001 - raised below, when the others know
                 problem = error
-        stands = compared(step, self._stand(saving, problem))
+        stands = compared(step, self._stand(saving, problem), announce)
         if saving is None:
             assert problem is not None
             raise problem

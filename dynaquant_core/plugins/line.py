@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 _all: weakref.WeakSet[Line] = weakref.WeakSet()
 
 
+def _nothing() -> None:
+    return
+
+
 class Line:
     """Runs jobs on one thread of its own; the first failure comes back to the calling thread.
 
@@ -42,7 +46,7 @@ class Line:
 
     def _begin(self) -> None:
         self._guard = threading.Condition()
-        self._waiting: deque[tuple[str, Callable[[], object]]] = deque()
+        self._waiting: deque[tuple[str, Callable[[], object], Callable[[], None]]] = deque()
         self._running = False
         self._error: BaseException | None = None
 
@@ -52,17 +56,19 @@ class Line:
         with self._guard:
             return not self._running and self._error is None
 
-    def put(self, what: str, job: Callable[[], object]) -> None:
+    def put(self, what: str, job: Callable[[], object], ended: Callable[[], None] = _nothing) -> None:
         """Adds a job and returns; ``what`` says in the log what was dropped.
+
+        ``ended`` is called once the job is done, has failed or is dropped.
 
         Raises:
             SaveError: the system gives no thread; the job is dropped.
         """
         with self._guard:
             if self._error is not None:
-                self._drop(what)
+                self._drop(what, ended)
                 return
-            self._waiting.append((what, job))
+            self._waiting.append((what, job, ended))
             if self._running:
                 return
             self._running = True
@@ -97,6 +103,8 @@ class Line:
     def _give_up(self) -> None:
         with self._guard:
             self._running = False
+            for *_, ended in self._waiting:
+                ended()
             self._waiting.clear()
             self._guard.notify_all()
 
@@ -107,7 +115,7 @@ class Line:
                     self._running = False
                     self._guard.notify_all()
                     return
-                what, job = self._waiting.popleft()
+                what, job, ended = self._waiting.popleft()
             try:
                 job()
             except BaseException as error:  # noqa: BLE001 - carried to the calling thread, never dropped
@@ -115,16 +123,18 @@ class Line:
                 self._fail(error)
             finally:
                 del job  # it may hold codes as large as the model
+                ended()
 
     def _fail(self, error: BaseException) -> None:
         with self._guard:
             self._error = error
-            for what, _ in self._waiting:
-                self._drop(what)
+            for what, _, ended in self._waiting:
+                self._drop(what, ended)
             self._waiting.clear()
 
-    def _drop(self, what: str) -> None:
+    def _drop(self, what: str, ended: Callable[[], None]) -> None:
         logger.warning("not done, as a save before it failed: %s", what)
+        ended()
 
 
 def _begin_in_child() -> None:

@@ -15,14 +15,13 @@ from weakref import WeakKeyDictionary
 from torch import distributed
 
 from dynaquant_core.config import require, require_number
+from dynaquant_core.plugins.agreement import OWN_SHARE
 from dynaquant_core.plugins.board import Board
-from dynaquant_core.plugins.team import Terms, follow, lead
+from dynaquant_core.plugins.manner import Terms
+from dynaquant_core.plugins.team import follow, lead
 from dynaquant_core.training.choice import Choice, Chooser, Drafting, Question, Verdict
 
 __all__ = ["choose_together"]
-
-#: Rank 0's share of the deadline; the others wait longer, to hear from it whom it has waited for.
-OWN_SHARE = 0.75
 
 #: Step -> searches begun at it: names that no search before has used, the same on all ranks.
 _begun: Counter[int] = Counter()

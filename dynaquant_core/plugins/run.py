@@ -16,7 +16,7 @@ import torch
 
 from dynaquant_core.config import require
 from dynaquant_core.errors import DynaQuantError
-from dynaquant_core.plugins.agreement import require_all_well, tell_commit
+from dynaquant_core.plugins.agreement import ranks, require_all_well, tell_commit
 from dynaquant_core.plugins.deciding import Chosen, Decider
 from dynaquant_core.plugins.folder import copy_checkpoint, remove_folder, replacing
 from dynaquant_core.plugins.line import Line
@@ -24,6 +24,7 @@ from dynaquant_core.plugins.marker import Marker, versions_of
 from dynaquant_core.plugins.options import PluginOptions
 from dynaquant_core.plugins.reading import on_marker, with_rest
 from dynaquant_core.plugins.rest import split
+from dynaquant_core.plugins.underway import Ended, await_saves, begin
 from dynaquant_core.plugins.watched import Models, Optimizers, Watched
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.saving import Sealed
@@ -82,6 +83,8 @@ class PluginRun:
         self._line = Line()
         self._decider = Decider(self._trail, self._watched)
         self._chosen: tuple[int, Any, Chosen] | None = None  # step and state it was made for, and the choice
+        self._shares = False  # whether the ranks of this job search together
+        self._ended: Ended | None = None  # of the save that the other ranks know to be coming
         self._failed = False  # whether the last save never came to the line
         self._committed: deque[CheckpointInfo] = deque()
         if not self.enabled:
@@ -154,20 +157,25 @@ class PluginRun:
                 is not looked through again.
 
         Raises:
-            DynaQuantError: as `save`; the next save then searches by itself.
+            DynaQuantError: as `save`; the next save then searches by itself.  With more than one rank it does
+                not, since the others are no longer there for what ``evaluate`` may exchange: it is exact.
         """
         if not self.enabled:
             return
-        self._chosen = None
+        self._chosen, self._shares = None, ranks() > 1
         problem = None
         try:
             self._settle()  # the next delta is drafted against the checkpoint that is being written
             plain, _ = split(tree)
         except Exception as error:  # noqa: BLE001 - raised below, when the others know
             problem, plain = error, None
-        with told(raises=self._raises):
-            chosen = self._decider.together(step, plain, problem)
-            self._chosen = None if chosen is None else (step, tree, chosen)
+        try:
+            with told(raises=self._raises):
+                chosen = self._decider.together(step, plain, problem, self._announce)
+                self._chosen = None if chosen is None else (step, tree, chosen)
+        except BaseException:
+            self._end()  # no save follows
+            raise
 
     def save(
         self,
@@ -196,11 +204,13 @@ class PluginRun:
         started = time.perf_counter()
         self._failed = True
         awaited = self._awaited()
+        self._announce()
         try:
             self._settle()  # never two saves in memory, and a delta needs its base
             with told(raises=self._raises):
                 self._save(_local(folder), step, tree, started, note or {})
         finally:
+            self._end()
             if awaited is not None:
                 tell_commit(awaited)
             self._chosen = None
@@ -220,7 +230,7 @@ class PluginRun:
         """
         if self.enabled:
             job = partial(copy_checkpoint, _local(source), _local(target), note)
-            self._line.put(f"the copy of {source} to {target}", job)
+            self._line.put(f"the copy of {source} to {target}", job, begin())
 
     def remove(self, folder: str | os.PathLike[str]) -> None:
         """Removes a folder, or a native file, after the saves that are under way.
@@ -251,9 +261,11 @@ class PluginRun:
     ) -> Any:
         """The state as it was given to `save`; the next save may be a delta against it.
 
-        Waits for saves under way.  Arguments and errors as `reading.read_tree`.
+        Waits for saves under way, also where another rank writes them.  Arguments and errors as
+        `reading.read_tree`.
         """
         self._line.join()
+        await_saves()
         self._chosen = None  # made against another base
         place = _local(folder)
 
@@ -281,10 +293,14 @@ class PluginRun:
     def wait(self) -> CheckpointInfo | None:
         """Waits until everything in the background is done; returns the info of the last checkpoint.
 
+        On a rank that does not write it waits for the one that does, at most for the deadline; an error is
+        raised there.
+
         Raises:
             SaveError: something failed since the last call.
         """
         self._settle()
+        await_saves()
         return self.last
 
     def close(self) -> None:
@@ -297,10 +313,22 @@ class PluginRun:
             self.wait()
         finally:
             self._chosen = None
+            self._end()
             self._watched.close()
             self._trail.forget()
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        """Tells the other ranks that a save is under way, before one of them can look for it."""
+        if self._ended is None:
+            self._ended = begin()
+
+    def _end(self) -> None:
+        """Tells them that the one announced is not, unless that is for the background to tell."""
+        if self._ended is not None:
+            self._ended()
+            self._ended = None
 
     def _awaited(self) -> int | None:
         """The step for whose commit other ranks wait, since its search ended in an error; None: for none."""
@@ -315,7 +343,9 @@ class PluginRun:
         of_step, of_tree, before = self._chosen or (None, None, None)
         begun = time.perf_counter()
         if before is None or of_step != step or of_tree is not tree:
-            before = self._decider.final(step, plain, before if of_step == step else None)
+            before = self._decider.final(
+                step, plain, before if of_step == step else None, shares=self._shares
+            )
         chosen = before
         sealing = time.perf_counter()
         sealed = chosen.saving.seal(chosen.choice.draft, chosen.choice.report)
@@ -330,7 +360,8 @@ class PluginRun:
         del chosen, before, plain, of_tree
         self._chosen = None  # the job must not keep what refers to the live state
         job = partial(self._commit, sealed, folder, data, note)
-        self._line.put(f"the save of step {step} to {folder}", job)
+        ended, self._ended = self._ended or begin(), None
+        self._line.put(f"the save of step {step} to {folder}", job, ended)
         self._failed = False
         if error is not None:
             self._line.wait()

@@ -3,8 +3,8 @@
 Each round is a plan that rank 0 puts up and one answer from every rank that it gives a job.  The first evens
 out buffers; the last one holds the decision, or what went wrong.
 
-Sharing takes an ``evaluate`` that is a rank's own affair.  One that uses collectives, or gives another value
-on another rank, has all ranks measure the same candidate, and rank 0's value counts.
+Sharing takes an ``evaluate`` that is a rank's own affair (`manner`).  One that uses collectives, or gives
+another value on another rank, has all ranks measure the same candidate, and rank 0's value counts.
 """
 
 from __future__ import annotations
@@ -14,63 +14,41 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from itertools import count
-from typing import Any, Literal
-
-from torch.distributed import distributed_c10d
+from typing import Any
 
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.methods.base import Draft
 from dynaquant_core.plugins.board import Board
 from dynaquant_core.plugins.buffers import Buffers
+from dynaquant_core.plugins.manner import FEWEST_SIZES, Note, Terms, quality_of, traffic
 from dynaquant_core.search.grid import Spot
 from dynaquant_core.search.manager import Decision, announce
 from dynaquant_core.search.memory import SearchState
-from dynaquant_core.search.quality import Lost, Quality
+from dynaquant_core.search.quality import Quality
 from dynaquant_core.search.speculate import SIZES, Speculation
 from dynaquant_core.search.spoilt import is_spoilt
 from dynaquant_core.store.parts import config_data
 from dynaquant_core.training.choice import Question, Verdict
 from dynaquant_core.training.trial import Trial
 
-__all__ = ["Manner", "Terms", "follow", "lead"]
+__all__ = ["follow", "lead"]
 
 logger = logging.getLogger(__name__)
 
-#: "apart": each rank measures a candidate of its own; "unison": all measure the same.
-Manner = Literal["apart", "unison"]
-
-#: Two ranks' values for the same model are the same where they differ by less than this share of what the
-#: threshold allows.
-SAME = 0.01
-
-#: Candidates that rank 0 sizes at least and at most to look ahead, while the other ranks wait.
-FEWEST_SIZES, MOST_SIZES = 8, SIZES
+#: Candidates that rank 0 sizes at most to look ahead, while the other ranks wait.
+MOST_SIZES = SIZES
 #: Sizing them may take this share of one measurement's time.
 SIZING = 0.5
 
 Make = Callable[[Any], Draft]
-Note = dict[str, Any]
 
 #: What a plan may ask for; one without any of it is the last.
 JOBS = frozenset({"compare", "borrow", "jobs"})
 
 #: What may be asked of a rank besides the config of a candidate: the model as it is.
 REFERENCE: Note = {"reference": True}
-
-
-@dataclass(slots=True)
-class Terms:
-    """On what terms the ranks share a run's searches; each search leaves them better known.
-
-    Args:
-        manner: how the ranks may measure; None: not known yet.
-        sizes: how many candidates rank 0 may size for looking ahead.
-    """
-
-    manner: Manner | None = None
-    sizes: int = 2 * FEWEST_SIZES
 
 
 def lead(board: Board, question: Question, terms: Terms, *, patience: float) -> Verdict:
@@ -88,10 +66,10 @@ def lead(board: Board, question: Question, terms: Terms, *, patience: float) -> 
     drafts, promise = _Kept(question.draft), question.promise
     with Trial(question.saving.live, promise.evaluation) as trial:
         desk = _Desk(trial, question, drafts)
-        leader = _Leader(board, desk, terms, patience)
+        leader = _Leader(board, desk, terms, promise.threshold, patience)
         try:
             leader.lend(Buffers(promise.evaluation.models))
-            decision, reference = leader.run(_speculation(question, drafts), promise.threshold)
+            decision, reference = leader.run(_speculation(question, drafts))
             announce(decision)
             verdict = Verdict(drafts(decision.config), decision.report(reference), decision.state)
             leader.post({"config": config_data(decision.config), "report": verdict.report})
@@ -168,19 +146,19 @@ class _Desk:
 
     def answer(self, job: Note) -> tuple[Note, Exception | None]:
         """What measuring gave, JSON-ready, and the exception if it failed."""
-        before, started = _traffic(), time.perf_counter()
+        before, started = traffic(), time.perf_counter()
         try:
             quality = self._trial.reference() if job == REFERENCE else self._measured(job["config"])
         except EvaluationError as error:
             if is_spoilt(job.get("config")):  # it may fail; what knows nothing then says nothing
-                return {"values": [math.nan], "lost": None, "collective": _traffic() != before}, None
+                return {"values": [math.nan], "lost": None, "collective": traffic() != before}, None
             return {"error": str(error)}, error
         except Exception as error:
             logger.exception("a candidate could not be measured")
             return {"error": f"{type(error).__name__}: {error}"}, error
         self.seconds = time.perf_counter() - started
         lost = None if quality.lost is None else astuple(quality.lost)
-        return {"values": quality.values, "lost": lost, "collective": _traffic() != before}, None
+        return {"values": quality.values, "lost": lost, "collective": traffic() != before}, None
 
     def _measured(self, config: Any) -> Quality:
         return self._question.measured(self._trial, self._draft(config))
@@ -189,8 +167,9 @@ class _Desk:
 class _Leader:
     """Rank 0 at work: rounds of plans and answers."""
 
-    def __init__(self, board: Board, desk: _Desk, terms: Terms, patience: float) -> None:
+    def __init__(self, board: Board, desk: _Desk, terms: Terms, threshold: float, patience: float) -> None:
         self._terms = terms
+        self._threshold = threshold
         self._board = board
         self._desk = desk
         self._patience = patience
@@ -205,14 +184,13 @@ class _Leader:
         if names:
             self.post({"borrow": buffers.values(names)})
 
-    def run(self, search: Speculation, threshold: float) -> tuple[Decision, Quality]:
+    def run(self, search: Speculation) -> tuple[Decision, Quality]:
         """Rounds until the search is decided; the decision and the reference's quality."""
         terms, ranks = self._terms, self._board.ranks
         spots = search.ahead(ranks - 1, sizes=terms.sizes) if terms.manner == "apart" else []
         answers = self._round([REFERENCE, *map(_job(search), spots)])
-        reference = search.reference = _quality(answers[0])
+        reference = search.reference = quality_of(answers[0])
         self._take(search, spots, answers[1:])
-        terms.manner = terms.manner or _manner(answers, threshold)
         while (decision := search.decision()) is None:
             spots = search.ahead(ranks if terms.manner == "apart" else 1, sizes=terms.sizes)
             self._take(search, spots, self._round([*map(_job(search), spots)]))
@@ -226,12 +204,13 @@ class _Leader:
 
     def _take(self, search: Speculation, spots: Sequence[Spot], answers: Sequence[Note]) -> None:
         for spot, answer in zip(spots, answers, strict=False):  # in unison every rank has answered
-            search.answer(spot, _quality(answer))
+            search.answer(spot, quality_of(answer))
 
     def _round(self, jobs: list[Note]) -> list[Note]:
         """Has one job done by each rank, or the only job by every rank; the answers, by rank."""
         ranks = self._board.ranks
-        if self._terms.manner != "apart":
+        together = self._terms.manner != "apart"
+        if together:
             jobs = jobs * ranks
         number = self.post({"jobs": [*jobs, *[None] * (ranks - len(jobs))]})
         notes = {rank: f"{number}/{rank}" for rank in range(1, len(jobs))}
@@ -241,7 +220,10 @@ class _Leader:
         others = self._board.gather(notes, self._patience) if notes else {}
         _require_good(others, ranks, None)
         self._board.take_down(list(notes.values()))
-        return [own, *others.values()]
+        answers = [own, *others.values()]
+        if together and self._terms.manner is None:
+            self._terms.compare(answers, self._threshold)
+        return answers
 
 
 class _Kept:
@@ -270,11 +252,6 @@ def _job(search: Speculation) -> Callable[[Spot], Note]:
     return lambda spot: {"config": config_data(search.config(spot))}
 
 
-def _quality(answer: Note) -> Quality:
-    lost = answer["lost"]
-    return Quality(tuple(answer["values"]), None if lost is None else Lost(*lost))
-
-
 def _require_good(answers: Mapping[int, Note], ranks: int, cause: Exception | None) -> None:
     for rank, answer in answers.items():
         if "error" in answer:
@@ -286,31 +263,3 @@ def _told(error: BaseException, board: Board) -> str:
     if isinstance(error, EvaluationError):
         return str(error)
     return f"rank 0 of {board.ranks}: {type(error).__name__}: {error}"
-
-
-def _manner(answers: Sequence[Note], threshold: float) -> Manner:
-    """How the ranks may measure, from what each one got for the model as it is."""
-    if any(answer["collective"] for answer in answers):
-        logger.info("evaluate uses collectives: every rank measures every candidate.")
-        return "unison"
-    first = _quality(answers[0])
-    for rank, answer in enumerate(answers):
-        other = _quality(answer)
-        close = abs(other.mean - first.mean) <= SAME * threshold * abs(first.mean)
-        if first.finite and not (close and len(other.values) == len(first.values)):
-            logger.warning(
-                "evaluate gives %.6g on rank 0 and %.6g on rank %d for the same model, so the search is not "
-                "shared and rank 0's values count; give every rank the same batches.",
-                first.mean, other.mean, rank,
-            )  # fmt: skip
-            return "unison"
-    return "apart"
-
-
-def _traffic() -> list[int]:
-    """How many collectives each process group has begun, where it counts them."""
-    counts = []
-    for group in distributed_c10d._world.pg_map:
-        with suppress(RuntimeError):
-            counts.append(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
-    return counts

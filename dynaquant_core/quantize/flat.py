@@ -23,6 +23,8 @@ BFLOAT16_LARGEST = 0x7F7F
 def flatten(tensor: Tensor) -> Tensor:
     """The tensor's values as a contiguous 1-D tensor of its own dtype and device, outside autograd.
 
+    Its memory holds them: what torch only marks as negative is written out.
+
     Raises:
         UnsupportedStateError: the dtype is not one that is quantised.
     """
@@ -32,7 +34,7 @@ def flatten(tensor: Tensor) -> Tensor:
             f"quantize: a {tensor.dtype} tensor of shape {tuple(tensor.shape)} cannot be quantised; "
             f"expected one of {known}; keep it exact."
         )
-    return tensor.detach().reshape(-1).contiguous()
+    return tensor.detach().resolve_neg().reshape(-1).contiguous()
 
 
 def as_matching(gradient: Tensor, flat: Tensor) -> Tensor:

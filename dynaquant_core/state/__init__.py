@@ -8,6 +8,7 @@ methods.
 from __future__ import annotations
 
 from dynaquant_core.state.aliases import bare_name, copies_of
+from dynaquant_core.state.digest import digest_of
 from dynaquant_core.state.given import given_names
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.limits import memory_limit
@@ -47,6 +48,7 @@ __all__ = [
     "copied",
     "copied_together",
     "copies_of",
+    "digest_of",
     "dtype_name",
     "dtype_of",
     "empty_tensor",

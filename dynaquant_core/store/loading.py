@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.store.chain import Chain, Link
+from dynaquant_core.store.descriptors import is_out_of_means
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import PartMeta
 from dynaquant_core.store.parts import Base
-from dynaquant_core.store.reader import Reader
+from dynaquant_core.store.reader import FALLBACK_ERRORS, Reader
 from dynaquant_core.store.restore import fill, is_host, part_of_state, require_fit, whole_state
 from dynaquant_core.store.session import Session
 
 __all__ = ["Loading"]
 
 Device = str | torch.device | None
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Loading:
         def action(chain: Chain) -> tuple[PartMeta | None, Any]:
             return chain.last.weights, part_of_state(chain, patterns, device)
 
-        info, (written, state) = self.reader.read(step, action)
+        info, (written, state) = self._read(step, action)
         self.session.look(info, None, written)
         return state
 
@@ -68,19 +70,28 @@ class Loading:
             require_fit(chain.last, tree)
             return chain.base(chain.hold()), chain.last
 
-        info, (base, link) = self.reader.read(step, action)
+        info, (base, link) = self._read(step, action)
         fill(tree, link, base.parts)
         self.session.remember(info, base, link.weights)
         return info
 
     def alone(self, step: int) -> Any:
         """A state for somebody else: no run goes on from it."""
-        return self.reader.read(step, lambda chain: whole_state(chain.last, chain.hold(whole=True), None))[1]
+        return self._read(step, lambda chain: whole_state(chain.last, chain.hold(whole=True), None))[1]
+
+    def _read(self, step: int | None, action: Callable[[Chain], Result]) -> tuple[CheckpointInfo, Result]:
+        """As `Reader.read`; an explicit step that cannot be read takes the place of none that can."""
+        try:
+            return self.reader.read(step, action)
+        except FALLBACK_ERRORS as error:
+            if step is not None and not is_out_of_means(error):
+                self.session.doubt(self.reader.names_of(step))
+            raise
 
     def _whole(self, step: int | None, device: Device) -> tuple[CheckpointInfo, Base, PartMeta | None, Any]:
         def action(chain: Chain) -> tuple[Base, PartMeta | None, Any]:
             held = chain.hold(whole=is_host(device))
             return chain.base(held), chain.last.weights, whole_state(chain.last, held, device)
 
-        info, (base, written, state) = self.reader.read(step, action)
+        info, (base, written, state) = self._read(step, action)
         return info, base, written, state

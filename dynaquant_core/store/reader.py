@@ -109,6 +109,13 @@ class Reader:
             logger.warning("passed over a checkpoint that cannot be read: %s", item)
         return found
 
+    def names_of(self, step: int) -> list[str]:
+        """The file that `read` takes for an explicit step; none where its index cannot be read either."""
+        try:
+            return [self.find(self._catalogue.scan(), step).path.name]
+        except DynaQuantError:
+            return []
+
     def read_digest(self, digest: str, action: Callable[[Chain], Result]) -> Result:
         """Runs ``action`` on the open chain of the file of that identity.
 

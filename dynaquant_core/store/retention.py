@@ -181,8 +181,11 @@ def kept(
         records: of the files that could be read.
         policy: what the user wants kept.
         pins: steps that stay.
-        doubted: digests of files that a restore passed over, whose index is sound alone: they are older than
-            any other, so that they do not stay in the place of one that loads.
+        doubted: digests of files that could not be read, whose index is sound alone (`doubts`): they count as
+            older than any other, so that they do not stay in the place of one that loads.
+
+    Returns:
+        The newest first, those that are doubted last.
     """
     sound = [record for record in records if record.digest not in doubted]
     newest, every = current(sound), current(records)
@@ -200,7 +203,7 @@ def kept(
                 break
             stay.add(more)
         keep.setdefault(record.digest, record)
-    return list(keep.values())
+    return [record for record in ranked if record.digest in keep]
 
 
 def retired(
@@ -208,7 +211,7 @@ def retired(
     policy: Policy,
     pins: Collection[int],
     unread: Collection[tuple[int, int]] | None = None,
-    base: AnyRecord | None = None,
+    also: Iterable[AnyRecord] = (),
     doubted: Container[str] = (),
 ) -> list[AnyRecord]:
     """The files that may be removed, descendants before their bases (a crash in between leaves no orphan).
@@ -222,10 +225,10 @@ def retired(
         pins: steps that stay.
         unread: (step, commit sequence) of each file that cannot be read now and may be whole, none where all
             that cannot be read are damaged; None: every file could be read.
-        base: a file that stays, with its chain, whatever the policy.
+        also: files that stay, with their chains, whatever the policy.
         doubted: see `kept`.
     """
-    stay = needed([*kept(records, policy, pins, doubted), *([base] if base else [])], records)
+    stay = needed([*kept(records, policy, pins, doubted), *also], records)
     if unread is not None:
         known, steps = {record.digest for record in records}, {step for step, _ in unread}
         torn = [r.order[0] for r in stay.values() if r.base_digest and r.base_digest not in known]

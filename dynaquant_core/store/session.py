@@ -79,9 +79,13 @@ class Session:
         Taken for a restore, a look costs some bytes: a new lattice, another base.  A restore that is taken
         for a look costs training: restored weights lie on the old lattice and would snap back to it.
         """
-        self._writer.doubt(info)
+        self._writer.doubts.read(info, whole=base is not None)
         if not self.tells:
             self.remember(info, base, written)
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Tells of files that could not be read: they do not stay in the place of one that can be."""
+        self._writer.doubts.add(names)
 
     def remember(self, info: CheckpointInfo, base: Base | None, written: PartMeta | None) -> None:
         """Tells that a run goes on from a checkpoint; the next save may build on ``base``.
@@ -91,7 +95,7 @@ class Session:
             base: what was decoded of it; None where that was not all.
             written: how its weights were written; None where it has none.
         """
-        self._writer.doubt(info)
+        self._writer.doubts.read(info, whole=base is not None)
         with self._guard:
             self.loaded, self._base, self.last = info, base, base or self.last
             self.written = written
@@ -125,7 +129,7 @@ class Session:
             Its info, as it was saved; where links were merged, with the seconds that this took.
         """
         with self.writing():
-            self.loaded, self._base = self._writer.commit(sealed)
+            self.loaded, self._base = self._writer.commit(sealed, self.loaded)
             self.last, self.written = self._base, sealed.parts.get("weights", self.written)
             seconds = self._merge()
             if seconds is not None:
@@ -141,14 +145,16 @@ class Session:
         started = time.perf_counter()
         try:
             base = self._super_steps.merge(self.written.super_step if self.written else 0)
+            links = self._links_of(base) if base is not None else []
         except Exception as error:  # noqa: BLE001 - whatever a method's merge ends in, the save has succeeded
-            logger.warning("the checkpoint is saved, but the links below it could not be merged: %s", error)
+            reason = str(error) or type(error).__name__
+            logger.warning("the checkpoint is saved, but the links below it could not be merged: %s", reason)
             return None
         if base is None:
             return None
         self._base = self.last = base
         self._writer.tidy()
-        self._branch.merged(self._links_of(base))
+        self._branch.merged(links)
         return time.perf_counter() - started
 
     def _links_of(self, base: Base) -> list[BaseLink]:
@@ -164,13 +170,14 @@ class Session:
             return
         try:
             base = self._reader.read_digest(link.digest, lambda chain: chain.base(chain.hold()))
-        except FALLBACK_ERRORS as error:
-            logger.warning("an older checkpoint cannot be built on, so a key is written: %s", error)
+            for part, held in base.parts.items():
+                later = newest.parts.get(part)
+                if later is not None and isinstance(held.reference, Rejoins):
+                    held.reference.rejoin(later.reference)
+        except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever this ends in
+            reason = str(error) or type(error).__name__
+            logger.warning("an older checkpoint cannot be built on, so a key is written: %s", reason)
             return
-        for part, held in base.parts.items():
-            later = newest.parts.get(part)
-            if later is not None and isinstance(held.reference, Rejoins):
-                held.reference.rejoin(later.reference)
         self._base = self.last = base
 
     @contextmanager

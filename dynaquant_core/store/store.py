@@ -62,7 +62,8 @@ class CheckpointStore:
             a second line of deltas on the link in its middle before a key is written.
         keep_last, keep_every, keep_within: what stays: so many of the newest; the first at or after each
             multiple of a step; the newest that fit into so many bytes (see `retention.Policy`).  A checkpoint
-            that another one builds on always stays, and stays listed.
+            that another one builds on always stays, and stays listed.  One that this object could not read
+            takes no place.
 
     Raises:
         ConfigError: an argument is unknown, ill-typed or out of range.
@@ -277,7 +278,9 @@ class CheckpointStore:
         scan = self._catalogue.store()
         if not scan.entries and not scan.damaged:
             return None
-        return self._reader.read(None, Chain.verify)[0]
+        info = self._reader.read(None, Chain.verify)[0]
+        self._session.doubt(problem.name for problem in info.skipped)
+        return info
 
     def best(self) -> CheckpointInfo:
         """The checkpoint whose metric, as stored, on the search's batches, is best; of equals the newest.
@@ -311,7 +314,9 @@ class CheckpointStore:
         Raises:
             NotAStoreError: as `newest`.
         """
-        return verify(self._catalogue.store, self._settings.weights, deep=deep)
+        problems = verify(self._catalogue.store, self._settings.weights, deep=deep)
+        self._session.doubt(problem.name for problem in problems)
+        return problems
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -339,8 +344,11 @@ class CheckpointStore:
         stays, where its method can merge; else as a key checkpoint, and so is every link of a chain longer
         than ``max_chain``.  Old files go only after the new ones are committed.
 
+        What stays in the place of something older is read first: where it is damaged, the newest that is
+        whole stays as well.
+
         Returns:
-            Steps that could not be written anew, because a file below them is damaged, and stay as they are.
+            Steps that stay as they are, because they or a file below them are damaged.
 
         Raises:
             StoreLockedError: another writer holds the store.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dynaquant_core.arithmetic import plainly
@@ -64,29 +64,30 @@ class Upkeep:
 
     @plainly
     def compact(self) -> list[int]:
-        """Re-bases what stays, then retires what nothing needs any more; steps that could not be re-based."""
+        """Re-bases what stays, then retires what nothing needs any more; steps that stay as they are."""
         with self._session.writing():
             scan, pins = self._catalogue.scan(), read_pins(self._folder)
-            self._require_budget(scan, pins)
+            spared = self._writer.spared(scan, pins)
             stay = self._writer.kept(scan, pins)
-            self._writer.tidy()  # first: the disk may be full, and what nothing needs goes without a new file
-            left: list[int] = []
-            self._session.forget(self._rebase(self._catalogue.scan(), stay, self._max_chain, left))
-            self._writer.tidy()
+            self._require_budget(scan, stay, pins)
+            self._writer.tidy(spared)  # first: the disk may be full, and this takes no new file
+            left = list(dict.fromkeys(entry.step for entry in spared))
+            sound = [entry for entry in stay if entry not in spared]
+            self._session.forget(self._rebase(self._catalogue.scan(), sound, self._max_chain, left))
+            self._writer.tidy(spared)
             there = {entry.digest for entry in self._catalogue.scan().entries}
             self._session.forget(entry.digest for entry in scan.entries if entry.digest not in there)
             return left
 
-    def _require_budget(self, scan: Scan, pins: Collection[int]) -> None:
+    def _require_budget(self, scan: Scan, stay: Sequence[Entry], pins: Collection[int]) -> None:
         """Removes nothing for a budget that not even the newest and the pinned would keep, each as a key.
 
         A key that a delta would be written anew as is about as large as the one below it.
         """
-        budget, there = self._policy.keep_within, scan.current().values()
-        if budget is None or not there:
+        budget = self._policy.keep_within
+        if budget is None or not stay:
             return
-        newest = max(there, key=lambda entry: entry.order)
-        feet = [_foot(scan, entry) for entry in there if entry is newest or entry.step in pins]
+        feet = [_foot(scan, entry) for entry in stay if entry is stay[0] or entry.step in pins]
         least = sum(entry.size for entry in {entry.digest: entry for entry in feet}.values())
         if least > budget:
             raise BudgetError(

@@ -1,7 +1,8 @@
 """Everything that changes a store: the next file, and what may be removed after it.
 
 The order is the guarantee: the new file is committed first, and only then may older ones go.  Where the disk
-has no room for both, what retention lets go anyway goes first; the newest checkpoint always stays.
+has no room for both, what retention lets go anyway goes first; the newest checkpoint that is whole always
+stays, and so does the one that the run goes on from.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dynaquant_core.format import FileWriter
 from dynaquant_core.store.catalogue import Catalogue, Entry, Scan, read_entry
 from dynaquant_core.store.commit import atomic_file
 from dynaquant_core.store.disk import file_identity, guarded, require_space, sync_folder
+from dynaquant_core.store.doubts import Doubts
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import BaseLink, Meta
-from dynaquant_core.store.names import checkpoint_name, is_leftover, parse_name
+from dynaquant_core.store.names import checkpoint_name, is_leftover
 from dynaquant_core.store.parts import Base, HeldPart
 from dynaquant_core.store.pins import read_pins
 from dynaquant_core.store.retention import Policy, current, kept, retired, total
@@ -38,29 +40,31 @@ class Writer:
         folder: the store; it exists.
         catalogue: of the same folder.
         policy: what stays.
+
+    Attributes:
+        doubts: files that could not be read.
     """
 
     def __init__(self, folder: Path, catalogue: Catalogue, policy: Policy) -> None:
         self._folder = folder
         self._catalogue = catalogue
         self._policy = policy
-        self._doubted: frozenset[str] = frozenset()
-
-    def doubt(self, info: CheckpointInfo) -> None:
-        """Tells that a checkpoint was read, and what was passed over on the way to it (see `kept`)."""
-        passed = {problem.name for problem in info.skipped}
-        read = {name for name in self._doubted if _place(name) == (info.step, info.sequence)}
-        self._doubted = (self._doubted | passed) - (read - passed)
+        self.doubts = Doubts()
 
     def kept(self, scan: Scan, pins: Collection[int]) -> list[Entry]:
         """The checkpoints that stay for their own sake."""
-        return kept(scan.entries, self._policy, pins, self._doubts(scan))
+        return kept(scan.entries, self._policy, pins, self.doubts.of(scan))
 
-    def _doubts(self, scan: Scan) -> set[str]:
-        return {entry.digest for entry in scan.entries if entry.path.name in self._doubted}
+    def spared(self, scan: Scan, pins: Collection[int]) -> list[Entry]:
+        """What stays as well where nothing was committed: see `Doubts.spared`."""
+        return self.doubts.spared(scan, self._policy, pins)
 
-    def commit(self, sealed: Sealed) -> tuple[CheckpointInfo, Base]:
+    def commit(self, sealed: Sealed, loaded: CheckpointInfo | None = None) -> tuple[CheckpointInfo, Base]:
         """Writes ``sealed`` as the newest checkpoint, then retires what the policy lets go.
+
+        Args:
+            sealed: the save.
+            loaded: what its run went on from or saved last; it stays until the new file is committed.
 
         Returns:
             Its info, and what the next delta may be written against.
@@ -73,7 +77,7 @@ class Writer:
         scan = self._catalogue.scan()
         self._require_base(scan, sealed)
         room = self._require_budget(scan, sealed)
-        self._require_space(scan, sealed)
+        self._require_space(scan, sealed, loaded)
         meta = Meta(sealed.step, scan.next_sequence(), 0, sealed.link, sealed.parts, sealed.report)
         path = self._folder / checkpoint_name(meta.step, meta.sequence)
         parts, seconds = write_file(path, sealed, meta, room)
@@ -81,15 +85,15 @@ class Writer:
         self.tidy()
         return replace(entry.info, seconds=seconds), next_base(entry, sealed.base, parts)
 
-    def tidy(self, base: Entry | None = None) -> None:
-        """Removes what retention lets go and what dead saves left behind, but not ``base`` or its chain.
+    def tidy(self, also: Collection[Entry] = ()) -> None:
+        """Removes what retention lets go and what dead saves left behind, but not ``also`` or its bases.
 
         A failure is logged, not raised: whatever should have gone stays until the next save.
         """
         try:
             scan, pins = self._catalogue.scan(), read_pins(self._folder)
-            unread, doubts = scan.hints_unread(), self._doubts(scan)
-            gone = retired(scan.entries, self._policy, pins, unread, base, doubts)
+            unread, doubts = scan.hints_unread(), self.doubts.of(scan)
+            gone = retired(scan.entries, self._policy, pins, unread, also, doubts)
             if scan.unread:
                 names = ", ".join(sorted(scan.unread))
                 logger.warning("%s cannot be read now: what is older stays, as it may build on that", names)
@@ -150,13 +154,25 @@ class Writer:
                 f"from {str(self._folder)!r}; save again to write a key checkpoint."
             )
 
-    def _require_space(self, scan: Scan, sealed: Sealed) -> None:
+    def _require_space(self, scan: Scan, sealed: Sealed, loaded: CheckpointInfo | None) -> None:
         """Asks for room; where there is too little, once more without what may go anyway."""
         try:
             require_space(self._folder, sealed.most, sealed.estimate)
         except StorageError:
-            self.tidy(scan.by_digest(sealed.link.digest) if sealed.link else None)
+            place = (loaded.step, loaded.sequence) if loaded else None
+            stay = [entry for entry in scan.entries if (entry.step, entry.meta.sequence) == place]
+            base = scan.by_digest(sealed.link.digest) if sealed.link else None
+            self._make_room(scan, [*stay, base] if base else stay)
             require_space(self._folder, sealed.most, sealed.estimate)
+
+    def _make_room(self, scan: Scan, stay: Collection[Entry]) -> None:
+        """Removes what may go before anything new is there; nothing where that cannot be told."""
+        try:
+            spared = self.doubts.spared(scan, self._policy, read_pins(self._folder), stay)
+        except (StorageError, CorruptFileError) as error:
+            logger.warning("nothing was removed to make room: %s", error)
+            return
+        self.tidy([*stay, *spared])
 
     def _require_budget(self, scan: Scan, sealed: Sealed) -> Room | None:
         """What must stay after this save: itself, what it builds on, and the pinned steps."""
@@ -231,11 +247,6 @@ def next_base(entry: Entry, base: Base | None, parts: dict[str, HeldPart]) -> Ba
         spared=spared,
         files=(*base.files, *here) if base else here,
     )
-
-
-def _place(name: str) -> tuple[int, int] | None:
-    hint = parse_name(name)
-    return None if hint is None else (hint.step, hint.sequence)
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from dynaquant_core.errors import DynaQuantError, SaveError
 from dynaquant_core.state.tree import MAX_DEPTH
 from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import by_name
-from dynaquant_core.training.rng import rng_state
+from dynaquant_core.training.rng import own_rank, rng_state
 from dynaquant_core.training.subject import Subject, full_name, named
 from dynaquant_core.training.versions import versions_of
 
@@ -34,7 +34,8 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
         "rng"}``, without those not given.  Names are free of wrappers' prefixes, those in ``extra`` apart;
         optimizer state is by parameter name; a mapping of several objects is a mapping of their states.
         ``versions`` is what the models' state dictionaries say beside their tensors (`versions_of`), and
-        ``extra_versions`` the same of the modules in ``extra``.
+        ``extra_versions`` the same of the modules in ``extra``.  Where there are ranks ``rng`` says whose
+        streams it holds (``rank``).
 
     Raises:
         SaveError: an object's ``state_dict`` raised; names it.
@@ -75,7 +76,8 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
             tree[EXTRA_VERSIONS] = {
                 name: versions_of(item, extra[name], canonical=False) for name, item in modules.items()
             }
-    tree["rng"] = rng_state()
+    rank = own_rank()
+    tree["rng"] = rng_state() | ({} if rank is None else {"rank": rank})
     return tree
 
 

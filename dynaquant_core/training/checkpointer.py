@@ -203,7 +203,7 @@ class Checkpointer:
 
         Returns:
             Completed optimizer steps at the checkpoint; 0, and nothing touched, where the folder is missing
-            or empty.
+            or empty.  Ranks fall back each by itself: compare what they get (docs/troubleshooting.md).
 
         Raises:
             ConfigError: ``fresh`` names what is no part of the run; lists those that are.

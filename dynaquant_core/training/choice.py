@@ -236,6 +236,12 @@ class Chooser:
             draft_seconds=making,
         )
 
+    def unsearched(self, saving: Drafting) -> Choice:
+        """What keeps the promise without an evaluation: the exact draft; the default where there is none."""
+        if self._promise is None:
+            return self._default(saving)
+        return self._exact(saving, None, 0.0)
+
     def _default(self, saving: Drafting) -> Choice:
         config = saving.space.default
         if not self._said and saving.live:  # else every bit is kept, whatever the configuration
@@ -245,7 +251,7 @@ class Chooser:
         draft = saving.draft(config)
         return Choice(draft, draft_seconds=time.perf_counter() - started)
 
-    def _exact(self, saving: Drafting, error: EvaluationError, searched: float) -> Choice:
+    def _exact(self, saving: Drafting, error: EvaluationError | None, searched: float) -> Choice:
         started = time.perf_counter()
         draft = saving.draft(saving.space.beyond[-1])
         return Choice(

@@ -24,7 +24,11 @@ __all__ = ["look_at_folder", "look_at_subject", "warn_of_unsavable"]
 logger = logging.getLogger(__name__)
 
 #: Classes by name, since importing theirs takes a second: FSDP's modules, and parameters of one rank's share.
-SHARDING = SHARDED | {"FullyShardedDataParallel", "FlatParameter"}
+SHARDING = SHARDED | {"FullyShardedDataParallel", "FSDPModule"}
+
+#: How plain parameters are marked that hold a share only: those inside of FSDP, under any name, and the empty
+#: ones that DeepSpeed leaves.
+MARKS = {"_fsdp_flattened": "a parameter of FSDP", "ds_id": "a parameter of ZeRO-3"}
 
 
 def look_at_subject(subject: Subject) -> None:
@@ -56,8 +60,9 @@ def _require_whole(subject: Subject) -> None:
     for model in subject.models.values():
         for name, item in (*model.named_modules(), *model.named_parameters()):
             kinds = {kind.__name__ for kind in type(item).__mro__} & SHARDING
-            if kinds or hasattr(item, "ds_id"):  # DeepSpeed leaves an empty parameter with a number
-                which, kind = name or "the whole of it", min(kinds, default="a parameter of ZeRO-3")
+            kinds |= {kind for mark, kind in MARKS.items() if hasattr(item, mark)}
+            if kinds:
+                which, kind = name or "the whole of it", min(kinds)
                 raise ConfigError(
                     f"the model is sharded ({which} is {kind}): a Checkpointer saves what its process holds "
                     "whole, alone or under DDP; save this one with torch.distributed.checkpoint."

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.errors import ConfigError, EvaluationError
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.training.guard import untouched
 
 __all__ = ["Evaluation"]
+
+#: By which DDP decides in a forward pass whether rank 0's buffers go to all.
+FORWARD_SYNC = "require_forward_param_sync"
 
 
 class Evaluation:
@@ -24,7 +29,8 @@ class Evaluation:
     ``requires_grad`` and ``.grad``, the default dtype and other settings of torch.
 
     Every call begins from the same random streams, so an evaluation that draws numbers draws the same ones
-    for every candidate.
+    for every candidate.  Under DDP no forward pass broadcasts buffers meanwhile, whoever holds the module:
+    this rank measures alone, and the others train on.
 
     Args:
         evaluate: takes nothing, or the model as given to the Checkpointer; returns a number, or one a batch.
@@ -63,7 +69,7 @@ class Evaluation:
             EvaluationError: evaluate, or the generator that it returned, raised (chained); or it returned
                 something else than numbers.
         """
-        with untouched(self.models), torch.no_grad():
+        with untouched(self.models), _broadcasting_nothing(), torch.no_grad():
             for model in self.models:
                 model.eval()
             torch.clear_autocast_cache()  # inside autocast, cached casts would be of other weights
@@ -77,6 +83,23 @@ class Evaluation:
                 ) from error
             finally:
                 torch.clear_autocast_cache()
+
+
+@contextmanager
+def _broadcasting_nothing() -> Iterator[None]:
+    """Inside of it no forward pass of DDP waits on other ranks, and none changes whether later ones do.
+
+    The flag is DDP's own, which it sets anew in every pass.  It is shadowed in the class, because
+    ``evaluate`` may run a wrapper of the model that nobody has given us.
+    """
+    if FORWARD_SYNC in vars(DistributedDataParallel):  # an evaluation inside of one
+        yield
+        return
+    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, lambda _, __: None))
+    try:
+        yield
+    finally:
+        delattr(DistributedDataParallel, FORWARD_SYNC)
 
 
 def _wants_model(evaluate: Callable[..., Any]) -> bool:

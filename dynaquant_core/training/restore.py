@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from dynaquant_core.errors import StateMismatchError
@@ -19,7 +18,7 @@ from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
 from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import by_number, scheduled_as_now
-from dynaquant_core.training.rng import put_rng_back, require_rng
+from dynaquant_core.training.rng import own_rank, put_rng_back, require_rng
 from dynaquant_core.training.subject import Subject, full_name, named, own_state
 from dynaquant_core.training.versions import as_state_dict
 
@@ -61,7 +60,7 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
         _load(step)
     if "rng" in tree:
         put_rng_back(tree["rng"])
-        _say_whose_streams()
+        _say_whose_streams(tree["rng"].get("rank"))
     _say("not in the checkpoint, and begun as they are: %s", [full_name(*name) for name in new])
     _say("in the checkpoint and not restored, for lack of an object: %s", list(_left_out(subject, tree)))
 
@@ -175,13 +174,14 @@ def _ask(what: str, item: Any, state: Any) -> None:
         ) from error
 
 
-def _say_whose_streams() -> None:
+def _say_whose_streams(saved: Any) -> None:
     """One rank saved its own; whether the others drew the same only the script knows."""
-    if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
+    own = own_rank()
+    if own is not None and own != (saved or 0):  # a process that was in no job stands for the first
         logger.warning(
             "the random streams of the rank that saved were put back on rank %d as well: ranks that were "
             "seeded apart have to be once more, after restore()",
-            dist.get_rank(),
+            own,
         )
 
 

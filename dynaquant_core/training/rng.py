@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from dynaquant_core.errors import StateMismatchError
 
-__all__ = ["put_rng_back", "require_rng", "rng_state"]
+__all__ = ["own_rank", "put_rng_back", "require_rng", "rng_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,11 @@ def rng_state() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if in_use else [],
     }
+
+
+def own_rank() -> int | None:
+    """This process's number among the ranks of a job, whose streams may differ; None: it is in no job."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
 def put_rng_back(state: Mapping[str, Any]) -> None:

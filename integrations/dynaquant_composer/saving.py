@@ -29,6 +29,7 @@ from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of, is_checkpoint
+from dynaquant_core.plugins.agreement import on_all_ranks
 from dynaquant_core.plugins.small_files import told
 
 __all__ = ["FolderSaver"]
@@ -108,12 +109,13 @@ class FolderSaver(CheckpointSaver):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Watches what is trained."""
         require_whole_weights(state)  # FSDP wraps after `init`
-        if dist.get_global_rank() == 0:
-            self._run.wait()  # after an exception a fit begins while the last one's save is under way
-            self._pending.clear()  # these failed
-            sweep(self._names(state))
-            if not self.saved_checkpoints:  # rotation goes on where the run before was
-                self.saved_checkpoints = self._still_there(state)
+        with on_all_ranks(int(state.timestamp.batch)):
+            if dist.get_global_rank() == 0:
+                self._run.wait()  # after an exception a fit begins while the last one's save is under way
+                self._pending.clear()  # these failed
+                sweep(self._names(state))
+                if not self.saved_checkpoints:  # rotation goes on where the run before was
+                    self.saved_checkpoints = self._still_there(state)
         super().fit_start(state, logger)
         self._watch(state)
 
@@ -123,7 +125,8 @@ class FolderSaver(CheckpointSaver):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """All checkpoints are there when ``fit`` returns."""
-        self._run.wait()
+        with on_all_ranks(int(state.timestamp.batch)):
+            self._run.wait()
         super().fit_end(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
@@ -149,16 +152,16 @@ class FolderSaver(CheckpointSaver):
         tree = state_of(state, self.weights_only, self.ignore_keys)
         with self._copies_exact(tree, bare_model(state)):
             self._run.choose(step, tree)
-        if dist.get_global_rank() == 0:
-            file, latest = file.absolute(), self._latest(state)  # the process may go elsewhere meanwhile
-            self._pending.append((step, file, latest))
-            if self._run.enabled:
-                unmark(file)
-            with self._copies_exact(tree, bare_model(state)):
-                self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
-            if not self._due or _is_over(state):
-                self._run.wait()  # the user asked for it and looks for it at once, or nothing is left to do
-        dist.barrier()
+        with on_all_ranks(int(state.timestamp.batch)):
+            if dist.get_global_rank() == 0:
+                file, latest = file.absolute(), self._latest(state)  # the process may go elsewhere meanwhile
+                self._pending.append((step, file, latest))
+                if self._run.enabled:
+                    unmark(file)
+                with self._copies_exact(tree, bare_model(state)):
+                    self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
+                if not self._due or _is_over(state):
+                    self._run.wait()  # the user asked for it and looks at once, or nothing is left to do
 
     @contextmanager
     def _copies_exact(self, tree: dict[str, Any], model: Any) -> Iterator[None]:

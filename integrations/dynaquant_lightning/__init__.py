@@ -10,6 +10,7 @@ from dynaquant_lightning.versions import require_lightning
 
 require_lightning()
 
+from dynaquant_lightning.asking import install_asking  # noqa: E402
 from dynaquant_lightning.callback import DynaQuantCallback  # noqa: E402
 from dynaquant_lightning.io import DynaQuantCheckpointIO  # noqa: E402
 from dynaquant_lightning.loading import install_loader  # noqa: E402
@@ -24,4 +25,5 @@ __all__ = ["DynaQuantCallback", "DynaQuantCheckpointIO", "export", "importer"]
 
 install_loader(lambda path: is_ours(settled(path)), read_checkpoint)
 install_names()
+install_asking()
 install_resuming()

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from dynaquant_core.config import require
-from dynaquant_core.errors import DynaQuantError, SaveError
 from dynaquant_core.plugins import PluginOptions
 from dynaquant_lightning.schedule import steps_until_save
 from dynaquant_lightning.strategies import install, require_supported
@@ -83,7 +82,7 @@ class DynaQuantCallback(Callback):
         require_supported(trainer)
         if self.io is None or self.io.trainer is not trainer:
             self.io = TrainerCheckpointIO(trainer, self._metric, **self._options)
-        install(trainer, self.io, self.io.choose)
+        install(trainer, self.io)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Watches what is trained."""
@@ -118,7 +117,7 @@ class DynaQuantCallback(Callback):
         """Training went on."""
         self._went_on()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Waits for what is on its way, so that hooks after this one find the checkpoints they look for.
 
         So they do on every rank, though one alone writes.
@@ -129,13 +128,7 @@ class DynaQuantCallback(Callback):
         if self.io is None:
             return
         self.io.went_on()
-        problem: DynaQuantError | None = None
-        try:
-            self.io.wait()
-        except DynaQuantError as error:
-            problem = error
-        if not trainer.strategy.reduce_boolean_decision(problem is None, all=True):
-            raise problem or SaveError("another rank could not write a checkpoint; look at its log.")
+        self.io.meet()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Every rank finds the checkpoints, those too that a ModelCheckpoint made after `on_train_end`."""

@@ -12,11 +12,13 @@ from typing import Any, Literal
 import torch
 from lightning.fabric import is_wrapped
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
 from dynaquant_core.plugins import PluginOptions, Turns
+from dynaquant_core.plugins.underway import await_saves
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import device_of, only_weights, require_ours, was_with_optimizer
 from dynaquant_lightning.runs import Runs
@@ -98,13 +100,14 @@ class DynaQuantCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        """Saves; when it returns, the live tensors may change, and the folder is on its way.
+        """Saves; when it returns, the folder is whole, on this rank's disk and for every other rank.
 
-        A save that a signal's handler asks for in the middle of another follows that one.
+        Whoever called may remove the checkpoint before at once, or load this one.  A save that a signal's
+        handler asks for in the middle of another follows that one.
 
         Raises:
             ConfigError: the path is not local, or storage options were given.
-            DynaQuantError: this save, or the one before it, failed; training may go on.
+            DynaQuantError: this save failed; training may go on.
         """
         require(
             storage_options is None, "storage_options are for remote files; DynaQuant writes local folders."
@@ -122,9 +125,13 @@ class DynaQuantCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads a folder of ours, against which the next save may be a delta; or a native file."""
+        """Loads a folder of ours, against which the next save may be a delta; or a native file.
+
+        Every rank finds what was saved before, though one alone writes.
+        """
         if self.runs.owner(path) is not None:
             self.wait()
+        await_saves()
         if not (is_ours(path) or Path(local(path)).is_dir()):
             return self._native.load_checkpoint(path, map_location, weights_only)  # type: ignore[no-any-return]
         folder = require_ours(path)
@@ -153,7 +160,12 @@ class DynaQuantCheckpointIO(CheckpointIO):
         return _is_taken(path)
 
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
-        """Compresses a checkpoint into the folder ``path``."""
+        """Compresses a checkpoint into the folder ``path``, which is whole when this returns."""
+        self.begin_folder(checkpoint, path)
+        self.wait()
+
+    def begin_folder(self, checkpoint: dict[str, Any], path: str) -> None:
+        """The same, but the folder is on its way when this returns; the live tensors may change."""
         run = self.runs.begin(path, moments=has_moments(checkpoint))
         with _unsynchronised(self._parallel):  # the other ranks wait for this one's search
             tree = to_tree(checkpoint, path)
@@ -175,9 +187,9 @@ def _is_taken(path: Any) -> bool:
 
 
 def _parallel(wrapped: Any) -> DistributedDataParallel | None:
-    """What runs a module that Fabric has wrapped on several ranks, if something does."""
-    inner = getattr(wrapped, "_forward_module", None) if is_wrapped(wrapped) else wrapped
-    return inner if isinstance(inner, DistributedDataParallel) else None
+    """What runs a module on several ranks, if something does: inside Fabric's wrapper, or a compiler's."""
+    inside = wrapped.modules() if isinstance(wrapped, nn.Module) else ()
+    return next((one for one in inside if isinstance(one, DistributedDataParallel)), None)
 
 
 @contextmanager

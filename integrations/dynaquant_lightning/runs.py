@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.plugins import PluginOptions, PluginRun, is_checkpoint
+from dynaquant_core.plugins.underway import await_saves
 from dynaquant_lightning.paths import local
 from dynaquant_lightning.reading import FRAMEWORK
 
@@ -91,7 +92,7 @@ class Runs:
 
 
 def settled(path: Any) -> Any:
-    """``path``, once nothing of this process is writing there any more.
+    """``path``, once nothing of this process, or of the rank that writes, is writing there any more.
 
     In a forked child, once its parent has written it; where that takes longer than a minute, whoever reads
     says what is wrong with it.
@@ -105,6 +106,8 @@ def settled(path: Any) -> Any:
                 runs.wait()
                 if runs.process != os.getpid():
                     _await_other(path)
+        if any(runs.process == os.getpid() for runs in _all):  # a forked child has no connection of its own
+            await_saves()
     return path
 
 

@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import (
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_lightning.io import DynaQuantCheckpointIO
+from dynaquant_lightning.trainer_io import TrainerCheckpointIO
 
 __all__ = ["install", "require_supported"]
 
@@ -31,46 +32,50 @@ def require_supported(trainer: Trainer) -> None:
         )
 
 
-def install(trainer: Trainer, io: DynaQuantCheckpointIO, choose: Any) -> None:
+def install(trainer: Trainer, io: TrainerCheckpointIO) -> None:
     """Makes ``io`` the Trainer's CheckpointIO, once; other Trainers are not touched.
 
     Args:
         trainer: of a supported strategy.
-        io: what to save through.
-        choose: called with (checkpoint, path) on every rank before each save, where there are several: only
-            rank 0 reaches the CheckpointIO.
+        io: what to save through.  Where there are several ranks, each of them calls its `choose` before a
+            save and its `finish` after it: only rank 0 reaches a CheckpointIO.
 
     Raises:
-        ConfigError: the Trainer has a CheckpointIO of another kind.
+        ConfigError: the Trainer was given a CheckpointIO, and not one of Lightning's own.
     """
     strategy = trainer.strategy
     present = strategy.checkpoint_io
     if present is io:
         return
-    if not _is_replaceable(present):
-        raise ConfigError(
-            f"the Trainer already has the CheckpointIO {type(present).__name__}; leave it out of plugins=, "
-            "or take DynaQuantCallback out."
-        )
+    _require_replaceable(present)
     strategy.checkpoint_io = io
     if trainer.world_size > 1:
-        _before_saves(strategy, choose)
+        _around_saves(strategy, io)
 
 
-def _is_replaceable(present: CheckpointIO | None) -> bool:
-    """Lightning's own, also behind its thread: ours has a thread itself, and needs the live tensors."""
+def _require_replaceable(present: CheckpointIO | None) -> None:
+    """Refuses all but Lightning's own, also behind its thread (ours has one itself), and a callback's."""
     while isinstance(present, AsyncCheckpointIO):
         present = present.checkpoint_io
-    return type(present) is TorchCheckpointIO or isinstance(present, DynaQuantCheckpointIO) or present is None
+    if type(present) is TorchCheckpointIO or isinstance(present, TrainerCheckpointIO) or present is None:
+        return
+    options = (
+        "give its options to DynaQuantCallback and " if isinstance(present, DynaQuantCheckpointIO) else ""
+    )
+    raise ConfigError(
+        f"the Trainer already has the CheckpointIO {type(present).__name__}; {options}leave it out of "
+        "plugins=, or take DynaQuantCallback out."
+    )
 
 
-def _before_saves(strategy: Any, choose: Any) -> None:
+def _around_saves(strategy: Any, io: TrainerCheckpointIO) -> None:
     original = type(strategy).save_checkpoint
 
     def save_checkpoint(
         checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None
     ) -> None:
-        choose(checkpoint, filepath)
+        io.choose(checkpoint, filepath)
         original(strategy, checkpoint, filepath, storage_options=storage_options)
+        io.finish(checkpoint, filepath)
 
     strategy.save_checkpoint = save_checkpoint

@@ -14,8 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import DynaQuantError, EvaluationError
+from dynaquant_core.errors import DynaQuantError, EvaluationError, SaveError
 from dynaquant_core.plugins import figures_of
+from dynaquant_lightning.asking import removed_in_order
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
@@ -49,11 +50,13 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         self._over = True  # nothing waits for saves: training has not begun, or has ended
         self._moment = 0  # counts the hooks of training that have run
         self._newest: tuple[str, int] | None = None  # the folder saved last, and when
+        self._axis: dict[int, int] = {}  # steps of saves, and where the loggers' x axis was then
 
     def begin_training(self) -> None:
         """Tells that the Trainer's model, optimizers and data are ready."""
         self._validation = Validation(self.trainer, self._metric) if self._measures else None
         self._unmeasured, self._over = UNTRIED, False
+        self._axis.clear()
         self._watch()
 
     def _watch(self) -> None:
@@ -83,6 +86,25 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
                 run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
             self._newest = local(path), self._moment
 
+    def finish(self, checkpoint: dict[str, Any], path: Any) -> None:
+        """Waits with all ranks; each of them calls it after rank 0's save, and then finds the folder.
+
+        Raises:
+            SaveError: it could not be written, here or on another rank.
+        """
+        if not (self.turns.busy or self._is_interrupted) and self.takes(checkpoint, path):
+            self.meet()
+
+    def meet(self) -> None:
+        """`wait` for all ranks together: one that went on alone would leave the others in a collective."""
+        problem: DynaQuantError | None = None
+        try:
+            self.wait()
+        except DynaQuantError as error:
+            problem = error
+        if not self.trainer.strategy.reduce_boolean_decision(problem is None, all=True):
+            raise problem or SaveError("another rank could not write a checkpoint; look at its log.")
+
     def save_folder(self, checkpoint: dict[str, Any], path: str) -> None:
         """Saves, or links where the same moment was saved under another name."""
         try:
@@ -94,6 +116,12 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
                 raise
             logger.error("no checkpoint of the interrupted training: %s", error)  # its own error is raised
 
+    def begin_folder(self, checkpoint: dict[str, Any], path: str) -> None:
+        """As the base; notes where the figures of this save belong."""
+        loop = self.trainer.fit_loop.epoch_loop
+        self._axis[int(checkpoint["global_step"])] = loop._batches_that_stepped
+        super().begin_folder(checkpoint, path)
+
     def _save_or_link(self, checkpoint: dict[str, Any], path: str) -> None:
         twin = self._twin(path)
         if twin is not None:
@@ -103,7 +131,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         if self.trainer.world_size == 1:
             self._find_measure()
         with self._copies_exact(checkpoint):
-            super().save_folder(checkpoint, path)
+            self.begin_folder(checkpoint, path)
         self._newest = path, self._moment
 
     @contextmanager
@@ -149,11 +177,16 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         return bool(self.trainer.state.status == TrainerStatus.INTERRUPTED)
 
     def _must_wait(self, path: str) -> bool:
-        """Whether nothing would wait for this save, or somebody looks at the folder at once."""
+        """Whether nothing would wait for the save, or somebody may look at it or lean on it at once.
+
+        Several ranks `finish` each save.
+        """
         state = self.trainer.state
+        if self.trainer.world_size > 1 and state.status == TrainerStatus.RUNNING:
+            return False
         running = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING and not self._over
         linked = any(getattr(one, "save_last", None) == "link" for one in self.trainer.checkpoint_callbacks)
-        return not running or linked or Path(path).name.startswith("hpc_ckpt_")
+        return not running or linked or not removed_in_order(path)
 
     def teardown(self) -> None:
         """Waits for everything that is being written; an error of the training's own is never hidden."""
@@ -178,6 +211,9 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
     # -- telling -----------------------------------------------------------------------------------
 
     def reported(self, info: CheckpointInfo) -> None:
-        """Logs what a checkpoint cost and promises to the Trainer's loggers."""
+        """Logs what a checkpoint cost and promises, beside what Lightning logged when it was saved.
+
+        Lightning's x axis counts batches, whatever number of optimizers stepped in each.
+        """
         for each in self.trainer.loggers:
-            each.log_metrics(figures_of(info), step=info.step)
+            each.log_metrics(figures_of(info), step=self._axis.get(info.step, info.step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from dynaquant_lightning.batches import Batch, held_out
 
 __all__ = ["Validation"]
 
+logger = logging.getLogger(__name__)
+
 Logged = dict[str, Any]
 
 
@@ -34,7 +37,7 @@ class Validation:
     Args:
         trainer: one that fits.
         metric: name of a logged value; None: the loss that the step returns, or else the first logged value
-            with "loss" in its name.
+            with "loss" in its name.  The log says so where a bare number that is returned is no logged loss.
 
     Attributes:
         ready: whether `prepare` found that there is something to measure.
@@ -71,27 +74,33 @@ class Validation:
         module = self._trainer.lightning_module
         try:
             with isolate_rng(), _buffers_kept(module), torch.no_grad(), self._ready() as logged:
-                value = self._value(self._step(batch), logged)
+                output = self._step(batch)
+                value = self._value(output, logged)
         except Exception as error:  # noqa: BLE001 - the user's step: it may lean on hooks that have not run
             return f"validation_step cannot be called on its own here ({_told(error)})"
         if value is not None:
+            if self._metric is None and value is output and not _is_logged_as_loss(value, logged):
+                logger.warning(
+                    "what validation_step returns is taken for a loss, the lower the better (it logs %s); if "
+                    "it is none, give evaluate= the name of a logged value, or a function, and mode=",
+                    _names(logged),
+                )
             return None
-        said = f"validation_step logs {', '.join(map(repr, sorted(logged))) or 'nothing'}"
+        said = f"validation_step logs {_names(logged)}"
         if self._metric is not None:
             raise ConfigError(f"evaluate={self._metric!r} is no function, and {said}: name one of these.")
         return f"{said} and returns no loss: give evaluate= the name of a logged value, or a function"
 
     def __call__(self) -> list[float]:
-        """One value a batch, or a single one where what is logged is a metric object."""
+        """One value a batch; of metric objects, which gather over batches, one value each."""
         values: list[Any] = []
         with self._ready() as logged:
             for batch in self._batches:
                 logged.clear()
-                values.append(self._value(self._step(batch), logged))
-            objects = [value for value in values if isinstance(value, Metric)]
-            if objects:
-                return [float(objects[-1].compute())]
-        return [float(value) for value in values if value is not None]
+                value = self._value(self._step(batch), logged)
+                if value is not None and not any(value is one for one in values if isinstance(one, Metric)):
+                    values.append(value)
+            return [float(one.compute() if isinstance(one, Metric) else one) for one in values]
 
     @contextmanager
     def _ready(self) -> Iterator[Logged]:
@@ -133,6 +142,16 @@ class Validation:
         if isinstance(loss, (float, Tensor)) and (isinstance(loss, float) or loss.numel() == 1):
             return loss
         return next((value for name, value in logged.items() if "loss" in name.lower()), None)
+
+
+def _is_logged_as_loss(value: Any, logged: Logged) -> bool:
+    """Whether a number that is returned is one that is also logged, and called a loss."""
+    losses = [one for name, one in logged.items() if "loss" in name.lower()]
+    return any(isinstance(one, Metric) or float(one) == float(value) for one in losses)
+
+
+def _names(logged: Logged) -> str:
+    return ", ".join(map(repr, sorted(logged))) or "nothing"
 
 
 @contextmanager

@@ -22,6 +22,8 @@ NEEDED = (
     ("lightning.fabric.plugins.io.torch_io", "pl_load"),
     ("lightning.pytorch.callbacks", "ModelCheckpoint.file_exists"),
     ("lightning.pytorch.callbacks", "ModelCheckpoint._find_last_checkpoints"),
+    ("lightning.pytorch.callbacks", "ModelCheckpoint._save_checkpoint"),
+    ("lightning.pytorch.callbacks", "ModelCheckpoint._remove_checkpoint"),
     ("lightning.pytorch.callbacks", "OnExceptionCheckpoint.ckpt_path"),
     ("lightning.pytorch.trainer.connectors.checkpoint_connector", "_CheckpointConnector._parse_ckpt_path"),
     ("lightning.pytorch.trainer.connectors.checkpoint_connector", "_CheckpointConnector._hpc_resume_path"),

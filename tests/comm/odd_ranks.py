@@ -184,6 +184,7 @@ class Rank:
         torch.save(model, file)
         file.seek(0)
         loaded = torch.load(file, weights_only=False)
+        known = [two_bit.registered(one) for one in (model, twin, average.module, model.module)]
         anew = two_bit.register(twin, 0.5, reduce="sum")
         twin.zero_grad()
         twin(full(0.7), full(0.7)).backward()
@@ -191,6 +192,7 @@ class Rank:
         return {
             "again": [first(twin.module.a.grad), first(anew.residual("a"))],
             "copy": [other.attached, first(other.residual("a")), first(state.residual("a"))],
+            "registered": [one is state if one is not None else None for one in known],
             "kinds": [type(average.module).__name__, type(loaded).__name__],
         }
 
@@ -211,6 +213,35 @@ class Rank:
         state = two_bit.register(model)
         model(full(0.7), full(0.7)).backward()
         return [sorted(state.state_dict()["parameters"]), first(net.a.grad)]
+
+    def first_rank(self):
+        """Tensors of all kinds, what DDP was told to ignore, an optimizer of other steps, an average."""
+        net = Two(torch.bfloat16)
+        net.part = nn.Module()
+        net.part.own = nn.Parameter(torch.full((2 + self.rank,), float(self.rank)))
+        net.register_buffer("turned", torch.arange(6.0).view(2, 3).T)
+        net.register_buffer("count", torch.tensor(0))
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["part.own"])
+        model = DistributedDataParallel(net)
+        optimizer = torch.optim.Adam([net.a, net.b])
+        average = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 2))
+        for one in (*net.parameters(), *net.buffers(), *average.parameters()):
+            one.detach().add_(self.rank)
+        refused = None
+        for step in range(2):
+            if step or self.rank == 0:
+                net.a.grad, net.b.grad = (torch.full((4,), 1.0 + self.rank).bfloat16() for _ in range(2))
+                optimizer.step()
+            if not step:
+                kept = net.a.detach().clone()
+                refused = refusal(lambda: two_bit.from_first_rank(model, optimizer))
+                untouched = torch.equal(kept, net.a)
+                optimizer.state.clear()
+        two_bit.from_first_rank(model, optimizer, average)
+        held = [*net.parameters(), *net.buffers(), *average.parameters()]
+        held += [value for own in optimizer.state.values() for value in own.values()]
+        told = [one.detach().float().flatten().tolist() for one in held if one is not net.part.own]
+        return {"held": told, "own": first(net.part.own), "refused": refused, "untouched": untouched}
 
     def steps_apart(self):
         """A warm-up that some ranks have behind them and others have not."""

@@ -290,6 +290,32 @@ class Rank:
             "pushed": worker.bytes_pushed,
         }
 
+    def unlike(self):
+        """Workers of other weights, then of other steps, then made alike; what each is told."""
+        workers = distributed.new_group([0, 1])
+        if self.rank == 2:
+            return [two_bit.serve([2]) for _ in range(3)]
+        found = {}
+        for act in "weights", "steps", "alike":
+            torch.manual_seed(self.rank if act != "steps" else 0)
+            net = nn.Linear(8, 4)
+            optimizer = torch.optim.Adam(net.parameters())
+            with two_bit.Worker(net, [2], 0.01) as worker:
+                if act == "steps":
+                    worker.load_state_dict({**worker.state_dict(), "step": self.rank})
+                if act == "alike":
+                    two_bit.from_first_rank(net, optimizer, group=workers)
+
+                def work(worker=worker, net=net, optimizer=optimizer):
+                    for _ in range(3):
+                        net(torch.full((2, 8), 1.0 + self.rank)).square().mean().backward()
+                        worker.exchange()
+                        optimizer.step()
+
+                found[act] = refusal(work)
+            found[f"{act}, weight"] = float(net.weight.detach()[0, 0])
+        return found
+
     def orphaned(self):
         """Rank 2 serves; rank 1 is killed after its first exchange; who notices what."""
         if self.rank == 2:

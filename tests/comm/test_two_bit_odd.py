@@ -12,7 +12,7 @@ RANKS = "tests.comm.odd_ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     acts = "two_optimizers two_models scaler_of_one stale rounded copied frozen_between ignored steps_apart"
-    more = "static idle joined let_go"
+    more = "static idle joined let_go first_rank"
     return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts.split(), *more.split())
 
 
@@ -75,6 +75,7 @@ def test_models_can_be_copied_and_pickled_and_their_copies_registered(two):
         attached, copy, original = record["copy"]
         assert not attached
         assert copy == original == pytest.approx(0.2)
+        assert record["registered"] == [True, None, None, None]
 
 
 def test_what_was_frozen_between_is_one_clear_error(two):
@@ -107,3 +108,13 @@ def test_ranks_of_a_group_of_their_own(tmp_path):
 def test_a_thread_of_the_group_is_not_the_last_to_hold_it(two):
     """Else a job of several groups now and then died at its end, after all had gone well."""
     assert two["let_go"] == [[[2, 2], [True]]] * 2
+
+
+def test_the_first_rank_gives_tensors_of_all_kinds_and_nothing_where_ranks_hold_others(two):
+    one, other = two["first_rank"]
+    assert one["held"] == other["held"]
+    assert (one["own"], other["own"]) == (0.0, 2.0)  # DDP was told to ignore it
+    assert one["refused"] == other["refused"]
+    assert "optimizers of other steps" in one["refused"][1]
+    assert one["untouched"]
+    assert other["untouched"]

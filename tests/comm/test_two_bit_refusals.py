@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from dynaquant_core.comm import two_bit
 from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
+from dynaquant_core.memory import samo
 
 
 def state(rank, value=0.25, **other):
@@ -54,6 +55,23 @@ def test_replicas_that_are_none():
     with pytest.raises(UnsupportedStateError, match="complex64"):
         two_bit.LocalReducer([nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)])
     two_bit.LocalReducer(nn.ModuleList(nn.Linear(2, 2) for _ in range(2))).reduce()
+
+
+def test_what_the_first_rank_cannot_give():
+    with pytest.raises(ConfigError, match="call init_process_group first"):
+        two_bit.from_first_rank(nn.Linear(2, 2))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigError, match="was given nothing"):
+            two_bit.from_first_rank()
+        with pytest.raises(ConfigError, match="takes modules and optimizers, got dict"):
+            two_bit.from_first_rank(nn.Linear(2, 2), {})
+        model = nn.Linear(8, 8)
+        samo.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), sparsity=0.5)
+        with pytest.raises(ConfigError, match=r"under samo\.wrap"):
+            two_bit.from_first_rank(model)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_codes_of_what_is_no_tensor():

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from dynaquant_core.errors import ConfigError, ExperimentError, StoreLockedError
+from dynaquant_core.errors import ConfigError, ExperimentError, StorageError, StoreLockedError
 from dynaquant_core.experiments import Progress, events, run_experiment
 from dynaquant_core.experiments.config import validate
 from dynaquant_core.experiments.output import claim
@@ -217,6 +217,14 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(error, match=message):
         run_experiment(tiny_file, [override, "output=out"])
+    assert not Path("out").exists()
+
+
+def test_a_folder_that_keeps_no_baseline_is_told_before_the_training(tiny_file: Path) -> None:
+    """It was told after it, and the results were lost."""
+    Path("runs").write_text("not a folder")
+    with pytest.raises(StorageError, match=r"runs.*run it from another folder"):
+        run_experiment(tiny_file, ["failures=0", "output=out"])
     assert not Path("out").exists()
 
 

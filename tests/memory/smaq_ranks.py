@@ -3,6 +3,7 @@
 ``python -m tests.memory.smaq_ranks STORE RANK RANKS OUT ACT...`` writes what it saw into OUT.
 """
 
+import copy
 import hashlib
 import json
 import sys
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory import smaq
 from tests.memory.nets import mlp, rows, train
 
@@ -44,12 +46,31 @@ def life(rank, which):
     }
 
 
+def restored(rank, which):
+    """Steps of a handle that ``one`` rank or ``all`` have loaded, its statistics among it."""
+    kept = None
+    for _ in range(2):
+        model = DistributedDataParallel(mlp())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with smaq.apply(model, optimizer, reuse=1) as handle:
+            if kept is not None and (which == "all" or rank == 0):
+                handle.load_state_dict(kept)
+            try:
+                for step in range(3):
+                    train(model, optimizer, rows(10 * step + rank))
+            except StateMismatchError as error:
+                return {"said": str(error), "steps": len(optimizer.state), "digest": None}
+            kept = copy.deepcopy(handle.state_dict())
+    return {"said": None, "digest": digest(model.module, optimizer)}
+
+
 def main(store, rank, ranks, out, *acts):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=90)
     )
-    told = {act: life(rank, act) for act in acts}
+    plays = {"ddp": life, "module": life, "one": restored, "all": restored}
+    told = {act: plays[act](rank, act) for act in acts}
     Path(out).write_text(json.dumps(told), encoding="utf-8")
     dist.destroy_process_group()
 

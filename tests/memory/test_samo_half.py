@@ -187,21 +187,3 @@ def test_a_compiled_step_is_the_same_step(dtype):
         return model[0].weight
 
     assert torch.equal(life(compiled=True), life(compiled=False))
-
-
-def test_buffers_that_modules_share_stay_shared():
-    class Queue(nn.Module):
-        def __init__(self, queue):
-            super().__init__()
-            self.register_buffer("queue", queue)
-
-    queue = torch.zeros(4)
-    model = nn.ModuleDict({"a": Queue(queue), "b": Queue(queue), "layer": nn.Linear(16, 16)})
-    handle = samo.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    model["a"].queue += 1
-    assert model["b"].queue.tolist() == [1.0] * 4
-    assert model["a"].queue.dtype == torch.float16
-    handle.unwrap()
-    model["a"].queue += 1
-    assert model["b"].queue.tolist() == [2.0] * 4
-    assert model["b"].queue.dtype == torch.float32

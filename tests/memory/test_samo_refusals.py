@@ -19,8 +19,8 @@ def net(*, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16, bias=bias), nn.Tanh(), nn.Linear(16, 4, bias=bias))
 
 
-def stepped(model, optimizer, steps=3):
-    """Some steps with a closure, as LBFGS takes them."""
+def stepped(model, optimizer, steps=3, *, inside=True):
+    """Some steps with a closure, as LBFGS takes them, or without."""
     inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
 
     def closure():
@@ -30,7 +30,9 @@ def stepped(model, optimizer, steps=3):
         return loss
 
     for _ in range(steps):
-        loss = optimizer.step(closure)
+        loss = optimizer.step(closure) if inside else closure()
+        if not inside:
+            optimizer.step()
     return loss.item()
 
 
@@ -61,6 +63,49 @@ def test_a_ticket_is_not_drawn_under_lbfgs():
     assert any(handle.end_epoch() for _ in range(3))
     assert handle.sparsity > 0.5
     stepped(model, optimizer)
+
+
+# -- Adafactor -----------------------------------------------------------------------------------
+
+
+class AdafactorOfOthers(torch.optim.Adafactor):
+    """As other libraries have it."""
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, AdafactorOfOthers])
+def test_adafactor_is_unwrapped_once_it_has_forgotten_the_vectors(kind):
+    """Of a matrix it keeps rows and columns, of a vector a value each."""
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.01)
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
+    before = stepped(model, optimizer, inside=False)
+    with pytest.raises(ConfigError, match=r"of '0\.weight' is that of a vector.*optimizer\.state\.clear\(\)"):
+        handle.unwrap()
+    assert stepped(model, optimizer, 1, inside=False) <= before  # still wrapped, and training
+    optimizer.state.clear()
+    handle.unwrap()
+    assert stepped(model, optimizer, inside=False) <= before
+
+
+def test_adafactor_of_transformers_too():
+    transformers = pytest.importorskip("transformers")
+    model = net()
+    optimizer = transformers.Adafactor(model.parameters(), lr=0.01, relative_step=False)
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
+    stepped(model, optimizer, inside=False)
+    with pytest.raises(ConfigError, match="of a vector"):
+        handle.unwrap()
+    optimizer.state.clear()
+    handle.unwrap()
+    stepped(model, optimizer, inside=False)
+
+
+def test_adafactor_that_has_seen_no_matrix_as_a_vector_is_unwrapped():
+    model = net()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+    handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.float32)
+    handle.unwrap()
+    stepped(model, optimizer, inside=False)
 
 
 # -- moments of single numbers -------------------------------------------------------------------

@@ -76,6 +76,94 @@ def test_a_loss_inside_of_the_model_keeps_its_gradient_where_predictions_are_sur
     assert (coded - exact).norm() < 0.05 * exact.norm()
 
 
+class Judged(nn.Module):
+    """Logits that are its inputs and a little more, and a loss of them inside."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.layer, self.loss = nn.Linear(32, 32), loss
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(32))
+            self.layer.bias.zero_()
+
+    def forward(self, inputs, labels):
+        return self.loss(self.layer(inputs), labels)
+
+
+#: Of logits and 0 or 1.
+OF_BITS = {
+    "bits": functional.binary_cross_entropy_with_logits,
+    "bits of torch": lambda logits, labels: torch.binary_cross_entropy_with_logits(
+        logits, labels, reduction=1
+    ),
+    "probabilities": lambda logits, labels: functional.binary_cross_entropy(logits.sigmoid(), labels),
+    "layer": nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)),
+    "soft margin": lambda logits, labels: functional.soft_margin_loss(logits, 2 * labels - 1),
+    "labels": functional.multilabel_soft_margin_loss,
+    "logarithms": lambda logits, labels: (
+        -(labels * functional.logsigmoid(logits) + (1 - labels) * functional.logsigmoid(-logits)).mean()
+    ),
+}
+
+#: Of values and what they should be.
+OF_VALUES = {
+    "squares": functional.mse_loss,
+    "smooth": functional.smooth_l1_loss,
+    "huber": functional.huber_loss,
+    "counts": lambda values, wanted: functional.poisson_nll_loss(values, wanted.exp()),
+    "divergence": lambda values, wanted: functional.kl_div(
+        values.log_softmax(1), wanted.softmax(1), reduction="batchmean"
+    ),
+    "angles": lambda values, wanted: functional.cosine_embedding_loss(
+        values, wanted, torch.ones(len(values))
+    ),
+    "cosines": lambda values, wanted: 1 - functional.cosine_similarity(values, wanted).mean(),
+}
+
+
+@pytest.mark.parametrize("name", [*OF_BITS, *OF_VALUES])
+def test_a_loss_inside_of_the_model_gives_what_is_right_no_gradient_of_what_is_wrong(name):
+    """Rare and sure ones lie far out, and clamped they are wrong: gradients were 8 to 200 times too large."""
+    draw = torch.Generator().manual_seed(0)
+    if name in OF_BITS:
+        labels = (torch.rand(256, 32, generator=draw) < 0.01).float()
+        inputs = 14 * labels - 7 + 0.3 * torch.randn(256, 32, generator=draw)
+    else:
+        labels = torch.randn(256, 32, generator=draw)
+        labels[torch.rand(256, 32, generator=draw) < 0.02] *= 5
+        inputs = labels + 0.01 * torch.randn(256, 32, generator=draw)
+    exact, coded = (judged(name, inputs, labels, coded=coded) for coded in (False, True))
+    assert (coded - exact).norm() < 0.3 * exact.norm()
+
+
+def judged(name, inputs, labels, *, coded):
+    model = Judged((OF_BITS | OF_VALUES)[name])
+    handle = smaq.apply(model, **ONLY_MAPS)
+    if not coded:
+        handle.remove()
+    model(inputs, labels).backward()
+    handle.remove()
+    return model.layer.weight.grad
+
+
+def test_what_a_loss_holds_as_it_is_is_not_held_packed_as_well():
+    """A sigmoid keeps what it gives before the loss behind it says that it needs it."""
+
+    class Encoder(nn.Sequential):
+        def forward(self, inputs):
+            return functional.binary_cross_entropy(super().forward(inputs), inputs)
+
+    model, inputs = Encoder(nn.Linear(64, 64), nn.Sigmoid()), torch.rand(64, 64)
+    with smaq.apply(model, **ONLY_MAPS) as handle:
+        loss = model(inputs)
+        memory = handle.report()["memory"]
+        assert memory["peak"] > 0
+        assert memory["live"] == memory["live_raw"] == 0
+        loss.backward()
+        del loss
+        assert handle.report()["memory"]["live"] == handle.report()["memory"]["live_raw"] == 0
+
+
 class Normed(nn.Module):
     """A layer norm behind a table whose padding is zero."""
 
@@ -138,3 +226,46 @@ def test_averages_that_an_optimizer_packs_itself_are_left_alone():
         optimizer.step()
         assert "weight" in handle.report()
         assert "state" not in handle.report()
+
+
+class Leaky(nn.Module):
+    """Rectified with slopes that are drawn; autograd saves what they are before they are drawn."""
+
+    def __init__(self, rectify):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.rectify, self.last = nn.Linear(64, 96), rectify, nn.Linear(96, 4)
+
+    def forward(self, inputs):
+        return self.last(self.rectify(self.first(inputs)))
+
+
+RECTIFIERS = {
+    "layer": nn.RReLU(),
+    "layer in place": nn.RReLU(inplace=True),
+    "function": lambda maps: functional.rrelu(maps, training=True),
+    "of torch": lambda maps: torch.rrelu(maps, training=True),
+    "of torch in place": lambda maps: torch.rrelu_(maps, training=True),
+    "with its noise": lambda maps: torch._C._nn.rrelu_with_noise(
+        maps, torch.empty_like(maps), 0.125, 1 / 3, training=True
+    ),
+    "operator": lambda maps: torch.ops.aten.rrelu_with_noise(
+        maps, torch.empty_like(maps), 0.125, 1 / 3, training=True
+    ),
+}
+
+
+@pytest.mark.parametrize("rectify", RECTIFIERS)
+def test_slopes_that_are_drawn_after_they_were_saved_are_those_that_were_drawn(rectify):
+    """Packed, they were whatever the memory had held, and a training was not a number in five steps."""
+    found, inputs = [], torch.randn(64, 64)
+    for coded in (False, True):
+        model = Leaky(RECTIFIERS[rectify])
+        handle = smaq.apply(model, **ONLY_MAPS, format="fp32")
+        if not coded:
+            handle.remove()
+        torch.manual_seed(1)
+        model(inputs).square().sum().backward()
+        handle.remove()
+        found.append(model.first.weight.grad)
+    assert torch.equal(*found)

@@ -87,6 +87,41 @@ def test_slices_of_a_packed_tensor_are_those_of_what_was_packed(dimension):
     assert torch.equal(*found)
 
 
+class Conjugated(nn.Linear):
+    """Parts of a number and of its conjugate, whose imaginary part is the opposite in the same memory."""
+
+    def __init__(self, part):
+        super().__init__(64, 64)
+        self.part = part
+
+    def forward(self, batch):
+        number = torch.fft.fft(super().forward(batch))
+        return self.part(number, number.conj())
+
+
+PARTS = {
+    "square": lambda number, other: number.real * other.real - number.imag * other.imag,
+    "other first": lambda number, other: other.imag.tanh() + other.imag * number.imag,
+    "dense": lambda number, _: torch._neg_view(number.real.contiguous()).square(),
+}
+
+
+@pytest.mark.parametrize(("form", "off"), [("fp32", 0.0), ("bf16", 0.01), ("smaq", 0.3)])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_torch_only_marks_as_negative_keeps_its_sign(part, form, off):
+    batch, found = torch.randn(96, 64), []
+    for coded in (False, True):
+        torch.manual_seed(0)
+        model = Conjugated(PARTS[part])
+        handle = smaq.apply(model, **ONLY_MAPS, format=form) if coded else None
+        model(batch).sum().backward()
+        found.append(model.weight.grad)
+        if handle:
+            assert handle.report()["saved"]["tensors"]
+            handle.remove()
+    assert (found[1] - found[0]).norm() <= off * found[0].norm()
+
+
 def test_a_slice_of_a_tensor_that_was_written_to_is_packed_anew():
     class Written(nn.Linear):
         def forward(self, batch):

@@ -78,7 +78,7 @@ def one_thread() -> None:
 def slow_disk(seconds: float) -> None:
     """From now on every job in the background of this process begins late."""
     put = Line.put
-    Line.put = lambda self, what, job: put(self, what, lambda: (time.sleep(seconds), job()))
+    Line.put = lambda self, what, job, *ended: put(self, what, lambda: (time.sleep(seconds), job()), *ended)
 
 
 def unwell(rank: int, left: Path) -> tuple[Callable[[Any], float], Callable[[Any], float]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import dynaquant_core as dq
 from dynaquant_core.config import LatticeConfig
+from dynaquant_core.methods.exact import Exact
 from dynaquant_core.methods.lc import Lc
 from dynaquant_core.store import CheckpointStore
 from tests.store.kit import checkpoint_files, exact_store, is_same, small_state
@@ -98,6 +100,24 @@ def test_a_link_that_was_damaged_is_not_built_on(tmp_path: Path, caplog: pytest.
     assert is_same(CheckpointStore(tmp_path).load(), small_state(6))
     checkpoint_files(tmp_path)[2].write_bytes(held)
     assert CheckpointStore(tmp_path).verify(deep=True) == []
+
+
+class Cramped(Exact):
+    """Reads nothing, as where other memory was taken meanwhile."""
+
+    def decode(self, *_: Any) -> Any:
+        raise MemoryError
+
+
+def test_a_link_that_there_is_no_memory_for_fails_no_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint was committed by then: its save must not be said to have failed."""
+    with CheckpointStore(tmp_path, method=Cramped(), moments="exact", max_chain=2) as store:
+        kinds = [store.save(step, small_state(step)).kind for step in range(1, 5)]
+    assert kinds == ["key", "delta", "delta", "key"]
+    assert "so a key is written: MemoryError" in caplog.text
+    assert all(is_same(CheckpointStore(tmp_path).load(step), small_state(step)) for step in range(1, 5))
 
 
 @pytest.mark.parametrize("remove", ["delete", "compact"])

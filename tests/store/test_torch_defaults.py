@@ -34,6 +34,15 @@ def test_the_default_device_of_torch_does_not_matter(tmp_path: Path, method: str
     assert loaded["model"]["1.weight"].device.type == "cpu"
 
 
+@pytest.mark.parametrize("method", ["lattice", "dynaquant", "cnr", "qd", "gobo", "lc", "excp"])
+def test_weights_that_torch_only_marks_as_negative_keep_their_sign(tmp_path: Path, method: str) -> None:
+    """Their memory holds the opposite, and that was what was coded."""
+    weights = torch._neg_view(torch.randn(64, 64))
+    CheckpointStore(tmp_path, method=method).save(1, {"model": {"weight": weights}})
+    loaded = CheckpointStore(tmp_path).load()["model"]["weight"]
+    assert (loaded - weights).norm() < 0.7 * weights.norm()
+
+
 @pytest.fixture
 def default_dtype() -> Iterator[None]:
     yield

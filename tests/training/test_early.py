@@ -35,14 +35,30 @@ def alone(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+def gathered(model):
+    """Sharded, and its parameters whole for the moment, as between a forward and its backward pass."""
+    fully_shard(model)
+    model.unshard()
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, about a group of one without a device
 @pytest.mark.parametrize(
-    "share", [partial(FullyShardedDataParallel, device_id=torch.device("cpu")), fully_shard]
+    "share",
+    [
+        partial(FullyShardedDataParallel, device_id=torch.device("cpu")),
+        partial(FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=True),
+        fully_shard,
+        gathered,
+    ],
 )
-def test_a_sharded_model_is_refused_before_anything_is_asked_of_other_ranks(tmp_path, alone, share):
-    """Each rank would get the moments of the one that saved, or wait for ranks that do not save."""
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_sharded_model_is_refused_before_anything_is_asked_of_other_ranks(tmp_path, alone, share, inside):
+    """Each rank would get the moments of the one that saved, or wait for ranks that do not save.
+
+    What was wrapped may be given by the variable that it had before: its parameters are shards all the same.
+    """
     inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
-    model = share(inner)
+    model = None if (shared := share(inner)) is None or inside else shared
     optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"is sharded .* alone or under DDP"):
         dq.Checkpointer(

@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.comm.attach import require_agreement, trained_parameters
+from dynaquant_core.comm.two_bit.alike import Alike
 from dynaquant_core.comm.two_bit.codes import lost_to_rounding, require_floating
 from dynaquant_core.comm.two_bit.exchange import Bucket, all_gather, dense, views_of
 from dynaquant_core.comm.two_bit.layout import Layout
@@ -29,7 +30,7 @@ __all__ = ["TwoBitState"]
 logger = logging.getLogger(__name__)
 
 #: What ties a state to the job it was made in; a copy has none of it.
-TIES = ("group", "_names", "_steps", "_usage", "_layouts")
+TIES = ("group", "_names", "_steps", "_usage", "_layouts", "_alike")
 
 
 @final
@@ -67,17 +68,17 @@ class TwoBitState:
         self._steps = Steps(scaler)
         self._residuals = Residuals(parameters)
         self._layouts: dict[tuple[str, ...], Layout] = {}
-        self._device = next(iter(parameters.values())).device
-        self._agreed = False
+        device = next(iter(parameters.values())).device
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         meant = settings.as_bytes() + repr((shapes, self._steps.scaled)).encode()
         require_agreement(
             meant,
             self.group,
-            self._device,
+            device,
             "compress other tensors or with other settings than rank 0; give every rank the same model, the "
             "same settings, and a scaler or none.",
         )
+        self._alike = Alike(parameters, self.group, device)
         may_idle = model.find_unused_parameters or model.static_graph
         self._usage = Usage(parameters) if may_idle else None
         if self.ranks == 1:
@@ -111,13 +112,13 @@ class TwoBitState:
         Raises:
             UnsupportedStateError: its gradient is sparse; in the warm-up too, for it could not end.
             StateMismatchError: a parameter is in it that was frozen when the compression was registered; or
-                ranks are at different steps.
+                ranks are at different steps, or hold different weights.
         """
         names = tuple(map(self._name, bucket.parameters()))
         if bucket.buffer().layout != torch.strided:
             require_floating(bucket.buffer(), f"the gradient of {', '.join(map(repr, names))}")
         if bucket.index() == 0:
-            self._require_one_step()
+            self._alike.require(self.step)
             self._steps.begin()
         warm = self.step >= self.settings.warmup
         future = self._compressed(bucket, names) if warm else self._dense(bucket.buffer())
@@ -144,8 +145,8 @@ class TwoBitState:
                 another model; nothing was touched.
         """
         self.step = put_back(state, self.rank, self.ranks, self._residuals)
-        self._agreed = False
         if self.attached:
+            self._alike.again()
             self._steps.forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,17 +165,6 @@ class TwoBitState:
                 f"the compression was registered; freeze before DDP wraps the model, or after registering."
             )
         return self._names[parameter]
-
-    def _require_one_step(self) -> None:
-        """All ranks have done as many steps, or some would reduce densely what others compress; once."""
-        if not self._agreed:
-            step = str(self.step).encode()
-            otherwise = (
-                f"have done another number of steps than rank 0 (here {self.step}); restore all ranks from "
-                f"checkpoints of one step."
-            )
-            require_agreement(step, self.group, self._device, otherwise)
-            self._agreed = True
 
     def _dense(self, buffer: Tensor) -> Future[Tensor]:
         # DDP multiplies by the reciprocal: where ranks are no power of two, that is another float32.

@@ -2,7 +2,7 @@
 
 # Annotations are no strings here: DDP compares those of a hook with its own classes.
 
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -12,7 +12,7 @@ from dynaquant_core.comm.two_bit.sent import Scaler
 from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
 from dynaquant_core.config import require
 
-__all__ = ["register", "two_bit_hook"]
+__all__ = ["register", "registered", "two_bit_hook"]
 
 
 def register(
@@ -38,7 +38,8 @@ def register(
             parameters whose optimizer the scaler makes skip a step returns to the residual.
 
     Returns:
-        The state that holds the residual.  Give it to `Checkpointer(extra={"two_bit": state})`.
+        The state that holds the residual.  Give it to `Checkpointer(extra={"two_bit": state})`, and call
+        `from_first_rank` after the restore: each rank has rounded its own weights.
 
     Raises:
         ConfigError: a setting is wrong, the scaler is none, the model is no DDP model, or it has a
@@ -71,6 +72,26 @@ def register(
     state = TwoBitState(model, settings, scaler)
     attach(model, state, two_bit_hook)
     return state
+
+
+def registered(ddp_model: nn.Module) -> TwoBitState | None:
+    """The state that `register` gave for this model; None where it compresses nothing (yet).
+
+    For loops that wrap a model in DDP themselves, and do so once for several trainings.
+
+    Args:
+        ddp_model: any module, compiled or not; a copy of a registered model is not registered.
+
+    Example:
+        >>> import torch
+        >>> registered(torch.nn.Linear(2, 1)) is None
+        True
+    """
+    model = getattr(ddp_model, "_orig_mod", ddp_model)
+    for _, state in getattr(model, "_comm_hooks", []):
+        if isinstance(state, TwoBitState) and state.attached:
+            return state
+    return None
 
 
 def two_bit_hook(

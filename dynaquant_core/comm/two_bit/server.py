@@ -14,24 +14,29 @@ import torch
 from torch import Tensor, distributed, nn
 
 from dynaquant_core.comm.attach import trained_parameters
+from dynaquant_core.comm.two_bit.alike import LOOKS
 from dynaquant_core.comm.two_bit.codes import lost_to_rounding, require_floating
 from dynaquant_core.comm.two_bit.layout import Layout
 from dynaquant_core.comm.two_bit.residuals import Residuals
 from dynaquant_core.comm.two_bit.saved import put_back, require_fit, state_of
 from dynaquant_core.comm.two_bit.settings import Reduce, Threshold, TwoBitSettings
 from dynaquant_core.comm.two_bit.wire import (
+    ALIKE,
     DENSE,
     PACKED,
     STOP,
     Plan,
     agree,
+    ask,
     kind_of,
     roles,
     talking_to,
+    verdict,
     wait,
 )
 from dynaquant_core.config import require
 from dynaquant_core.errors import RankLostError
+from dynaquant_core.state import digest_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -72,20 +77,34 @@ def serve(servers: Sequence[int], device: torch.device | str = "cpu") -> int:
 
 
 def _pushes(workers: list[int], shard: Layout, device: torch.device) -> dict[int, Tensor]:
-    """What each worker pushes: uint8 codes or float32 values; those that stop are left out."""
-    pushed = {}
+    """What each worker pushes: uint8 codes or float32 values; those that stop are left out.
+
+    Those that ask whether they are alike are answered when all have been heard, and push after that.
+    """
+    pushed, told = {}, {}
     for worker in workers:
         kind = kind_of(STOP, device)
         with talking_to(worker):
             distributed.recv(kind, worker)
         if int(kind) == STOP:
             continue
+        if int(kind) == ALIKE:
+            told[worker] = torch.empty(2, dtype=torch.int64, device=device)
+            with talking_to(worker):
+                distributed.recv(told[worker], worker)
+            continue
         size, dtype = (shard.bytes, torch.uint8) if int(kind) == PACKED else (shard.count, torch.float32)
         pushed[worker] = torch.empty(size, dtype=dtype, device=device)
         if size:
             with talking_to(worker):
                 distributed.recv(pushed[worker], worker)
-    return pushed
+    if told:
+        found = kind_of(verdict(told.values()), device)
+        for worker in told:
+            with talking_to(worker):
+                distributed.send(found, worker)
+        pushed |= _pushes(list(told), shard, device)
+    return {worker: pushed[worker] for worker in workers if worker in pushed}
 
 
 def _sum(pushed: list[Tensor], shard: Layout, settings: TwoBitSettings) -> Tensor:
@@ -147,6 +166,7 @@ class Worker:
         count = sum(shard.count for shard in self._shards)
         self._flat = torch.zeros(count, dtype=torch.float32, device=self._device)
         self._closed = False
+        self._looks = LOOKS
         #: Completed exchanges, and bytes of gradients pushed in them.
         self.step, self.bytes_pushed = 0, 0
 
@@ -158,12 +178,17 @@ class Worker:
         Raises:
             ConfigError: the worker is closed.
             UnsupportedStateError: a gradient is sparse; nothing was sent.
+            StateMismatchError: on every worker, at the first two exchanges, and at those after a load:
+                workers are at different steps, or hold different weights; gradients stay their own.
             RankLostError: a server is gone, perhaps after a worker; gradients stay this worker's own.
         """
         require(not self._closed, "two_bit: the worker is closed; make a new one, and new servers, to go on.")
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 require_floating(parameter.grad, f"the gradient of {name!r}")
+        if self._looks:  # nobody broadcasts weights here, as DDP would
+            self._looks -= 1
+            ask(self._who.servers[0], self.step, digest_of(self._parameters), self._device)
         views = self._views()
         for view, parameter in zip(views, self._parameters.values(), strict=True):
             view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
@@ -229,6 +254,7 @@ class Worker:
                 was touched.
         """
         self.step = put_back(state, *self._place(), self._residuals)
+        self._looks = LOOKS
 
     def _place(self) -> tuple[int, int]:
         """Which of how many workers this is."""

@@ -2,6 +2,8 @@
 
 One worker broadcasts the parameters of the compression to all ranks, as JSON.  After that every message of a
 worker to a server is one number, its kind, followed by the shard in that form; the answer is the dense shard.
+Before its first pushes a worker tells the first server its step and a digest of its weights (the kind ALIKE);
+the answer is one number, which of the two are not those of all who told.
 """
 
 from __future__ import annotations
@@ -20,10 +22,24 @@ from dynaquant_core.comm.two_bit.settings import Limits, TwoBitSettings
 from dynaquant_core.config import require
 from dynaquant_core.errors import RankLostError, StateMismatchError
 
-__all__ = ["DENSE", "PACKED", "STOP", "Plan", "Roles", "agree", "kind_of", "roles", "talking_to", "wait"]
+__all__ = [
+    "ALIKE",
+    "DENSE",
+    "PACKED",
+    "STOP",
+    "Plan",
+    "Roles",
+    "agree",
+    "ask",
+    "kind_of",
+    "roles",
+    "talking_to",
+    "verdict",
+    "wait",
+]
 
 #: Kinds of message.
-STOP, PACKED, DENSE = 0, 1, 2
+STOP, PACKED, DENSE, ALIKE = 0, 1, 2, 3
 
 
 @final
@@ -115,6 +131,43 @@ def agree(who: Roles, own: Plan | None, device: torch.device) -> Plan:
             f"settings than rank {source}; give every worker the same model and the same settings."
         )
     return Plan.from_bytes(heard)
+
+
+def verdict(told: Iterable[Tensor]) -> int:
+    """What a server answers to workers: 0 where they are alike, else 1 of other steps, 2 of other weights.
+
+    Args:
+        told: int64[2] of each that told.
+    """
+    steps, weights = (set(each) for each in zip(*(one.tolist() for one in told), strict=True))
+    return 1 if len(steps) > 1 else 2 if len(weights) > 1 else 0
+
+
+def ask(server: int, step: int, digest: int, device: torch.device) -> None:
+    """Has a server compare this worker with the others.
+
+    Args:
+        server: the rank that hears all workers.
+        step: exchanges that this one has done.
+        digest: of its weights.
+        device: of the tensors that travel.
+
+    Raises:
+        StateMismatchError: on every worker that has asked, where they are not alike.
+        RankLostError: the server is gone.
+    """
+    answer = kind_of(0, device)
+    with talking_to(server):
+        distributed.send(kind_of(ALIKE, device), server)
+        distributed.send(torch.tensor([step, digest], device=device), server)
+        distributed.recv(answer, server)
+    if int(answer):
+        what = ("", "have done other numbers of steps", "hold other weights")[int(answer)]
+        raise StateMismatchError(
+            f"two_bit: workers {what} (here step {step}), so their gradients do not belong together; restore "
+            "all workers from checkpoints of one step, then call two_bit.from_first_rank(model, optimizer, "
+            "group=...) on them before the first forward pass."
+        )
 
 
 def kind_of(kind: int, device: torch.device) -> Tensor:

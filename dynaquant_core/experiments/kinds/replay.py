@@ -8,6 +8,7 @@ from typing import Any, final
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
+from dynaquant_core.experiments.baseline import require_place
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.events import Event
@@ -27,6 +28,7 @@ class Replayed(Kind):
 
     def preflight(self, run: Experiment, data: str) -> None:
         """Refuses a recording that is another run's, or no longer whole."""
+        require_place()
         find_recording(recording_folder(run, data), run, data)
 
     def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:

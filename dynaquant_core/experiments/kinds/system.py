@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
-from dynaquant_core.experiments.baseline import Baseline, find_baseline, train_baseline
+from dynaquant_core.experiments.baseline import Baseline, find_baseline, require_place, train_baseline
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.systems import SmaqSystem, TwoBitSystem
 from dynaquant_core.experiments.crew import Task
@@ -26,6 +26,7 @@ class Shrinking(Kind):
 
     def preflight(self, run: Experiment, data: str) -> None:  # noqa: ARG002
         """Refuses weights that are not there, and a format that does not exist."""
+        require_place()
         _start(run)
         if isinstance(run.system, SmaqSystem):
             make_format(run.system.format)

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from dynaquant_core.experiments.baseline import Baseline, find_baseline, publish, train_baseline
+from dynaquant_core.experiments.baseline import (
+    Baseline,
+    find_baseline,
+    publish,
+    require_place,
+    train_baseline,
+)
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
@@ -24,8 +30,9 @@ __all__ = ["Train"]
 class Train(Kind):
     """A run without failures is the baseline of those with failures, which wait for it."""
 
-    def preflight(self, run: Experiment, data: str) -> None:
-        """Nothing beyond what every run is asked."""
+    def preflight(self, run: Experiment, data: str) -> None:  # noqa: ARG002
+        """Refuses a current folder that cannot keep the uninterrupted run."""
+        require_place()
 
     def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:
         """Training beside a recorder."""

@@ -8,7 +8,13 @@ from typing import Any, final
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import events
-from dynaquant_core.experiments.baseline import Baseline, baseline_key, find_baseline, train_baseline
+from dynaquant_core.experiments.baseline import (
+    Baseline,
+    baseline_key,
+    find_baseline,
+    require_place,
+    train_baseline,
+)
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.crew import Task
 from dynaquant_core.experiments.job import Job
@@ -28,6 +34,7 @@ class Transferred(Kind):
 
     def preflight(self, run: Experiment, data: str) -> None:  # noqa: ARG002
         """Refuses weights that are not there, and a recording that is another run's or no longer whole."""
+        require_place()
         start_path(run)
         if run.pretrained is not None and run.pretrained.source is None:
             training = pretraining(run)

@@ -2,6 +2,11 @@
 
 As mixed precision is usually done: batch norms, whose running statistics need the range, stay in float32;
 floating inputs are cast to the model's dtype on the way in and outputs to float32 on the way out.
+
+Buffers are constants as a rule (masks, frequencies), and somebody wants them back: their originals are kept.
+A finite constant beyond the dtype, such as a mask's -1e9 in float16, is its largest value, not infinity, of
+which a row of nothing else would make NaN; left in float32 it would make float32 of what it meets, and the
+next product would refuse that.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Cast", "cast_tree"]
+from dynaquant_core.state import bytes_of
+
+__all__ = ["Cast", "cast_tree", "narrowed"]
 
 
 def cast_tree(tree: Any, dtype: torch.dtype) -> Any:
@@ -36,6 +43,20 @@ def cast_tree(tree: Any, dtype: torch.dtype) -> Any:
     return tree
 
 
+def narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A floating tensor in ``dtype``; what is finite stays finite.
+
+    Example:
+        >>> narrowed(torch.tensor([-1e9, -float("inf"), 0.5]), torch.float16).tolist()
+        [-65504.0, -inf, 0.5]
+    """
+    cast = tensor.to(dtype)
+    if bool((cast.isinf() == tensor.isinf()).all()):
+        return cast
+    largest = torch.finfo(dtype).max
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(-largest, largest)).to(dtype)
+
+
 class Cast:
     """Turns a model's floating tensors into ``dtype``, and back.
 
@@ -47,7 +68,7 @@ class Cast:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self._model = model
         self._parameters: list[tuple[nn.Parameter, torch.dtype]] = []
-        self._buffers: list[tuple[nn.Module, str, torch.dtype]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._handles: list[RemovableHandle] = []
         try:
             self._turn(dtype)
@@ -63,35 +84,41 @@ class Cast:
             ]
 
     def undo(self) -> None:
-        """Everything as it was, but for what rounding took."""
+        """Everything as it was, but for what rounding took of parameters and of written buffers."""
         for handle in self._handles:
             handle.remove()
         for parameter, dtype in self._parameters:
             parameter.data = parameter.data.to(dtype)
-        cast: dict[Tensor, Tensor] = {}
-        for module, name, dtype in self._buffers:
-            buffer = module._buffers[name]
+        back: dict[Tensor, Tensor] = {}
+        for module, name, original in self._buffers:
+            buffer = module._buffers.get(name)
             if buffer is not None:
-                module._buffers[name] = _once(buffer, dtype, cast)
+                if buffer not in back:  # modules that share a buffer go on sharing it
+                    back[buffer] = original if _unwritten(buffer, original) else buffer.to(original.dtype)
+                module._buffers[name] = back[buffer]
 
     def _turn(self, dtype: torch.dtype) -> None:
         for parameter in _outside_batch_norms(self._model):
             if parameter.is_floating_point() and parameter.dtype != dtype:
                 self._parameters.append((parameter, parameter.dtype))
-                parameter.data = parameter.data.to(dtype)
+                parameter.data = narrowed(parameter.data, dtype)
         cast: dict[Tensor, Tensor] = {}
         for module in self._model.modules():
             for name, buffer in () if isinstance(module, _BatchNorm) else list(module._buffers.items()):
                 if buffer is not None and buffer.is_floating_point() and buffer.dtype != dtype:
-                    self._buffers.append((module, name, buffer.dtype))
-                    module._buffers[name] = _once(buffer, dtype, cast)
+                    self._buffers.append((module, name, buffer))
+                    if buffer not in cast:
+                        cast[buffer] = narrowed(buffer, dtype)
+                    module._buffers[name] = cast[buffer]
 
 
-def _once(buffer: Tensor, dtype: torch.dtype, cast: dict[Tensor, Tensor]) -> Tensor:
-    """A buffer's cast, which modules that share the buffer share."""
-    if buffer not in cast:
-        cast[buffer] = buffer.to(dtype)
-    return cast[buffer]
+def _unwritten(buffer: Tensor, original: Tensor) -> bool:
+    """Whether a buffer still says what its original did: by its bits, for loading a state writes the same."""
+    if buffer.shape != original.shape or buffer.device != original.device:
+        return False
+    # A state from before the model was wrapped writes infinities.
+    found, casts = bytes_of(buffer), (narrowed(original, buffer.dtype), original.to(buffer.dtype))
+    return any(torch.equal(found, bytes_of(cast)) for cast in casts)
 
 
 def _outside_batch_norms(model: nn.Module) -> Iterator[nn.Parameter]:

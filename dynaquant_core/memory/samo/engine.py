@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import GradientError
+from dynaquant_core.memory.samo.agreed import Agreed
 from dynaquant_core.memory.samo.casts import Cast
 from dynaquant_core.memory.samo.expansion import Expansion
 from dynaquant_core.memory.samo.finite import all_finite
@@ -100,7 +101,8 @@ class Engine:
         model, optimizer = self.model, self.optimizer
         self.buckets = buckets_of(slot for slot in self.slots if group is not None or not slot.own)
         self._collector = Collector(loss_scale or 1.0)
-        self._reducer = None if group is None else self._reducing(group)
+        self._agreed = None if group is None else Agreed(self.slots, optimizer, group)
+        self._reducer = self._reducing(group)
         swap_in(optimizer, self.slots)
         self._apart = [slot for slot in self.slots if not slot.own]
         self._gathering = Gathering(self._apart, loss_scale or 1.0, self._collector.compress)
@@ -255,8 +257,16 @@ class Engine:
         if int(slot.param.count_nonzero()) > int(kept.count_nonzero()):
             self.loaded[slot.name] = slot.param.detach().clone()
 
-    def _reducing(self, group: dist.ProcessGroup) -> Reducer:
-        return Reducer(self.buckets, group, load=self._load, deliver=self._collector.deliver)
+    def _reducing(self, group: dist.ProcessGroup | None) -> Reducer | None:
+        if group is None or self._agreed is None:
+            return None
+        deliver, agree = self._collector.deliver, self._agreed.require
+        return Reducer(self.buckets, group, load=self._load, deliver=deliver, agree=agree)
+
+    def doubt(self) -> None:
+        """A state was loaded, perhaps on this rank alone; the ranks compare before they average again."""
+        if self._agreed is not None:
+            self._agreed.doubt()
 
     def _load(self, slot: Slot) -> bool:
         self.flush()

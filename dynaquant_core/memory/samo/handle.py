@@ -137,7 +137,8 @@ class Samo:
 
         Raises:
             StateMismatchError: as `masks`; the model stays wrapped.
-            ConfigError: the optimizer holds what cannot follow its weights (LBFGS after a step); likewise.
+            ConfigError: the optimizer holds what cannot follow its weights (LBFGS or Adafactor after a step);
+                likewise.
         """
         if self._ended:
             return
@@ -184,6 +185,7 @@ class Samo:
             self._bird.load_state_dict(stored.pruner)
         if not _same(stored.masks, self.masks()):
             self._again(stored.masks)
+        self.engine.doubt()
         self.active = stored.active
         for slot in self.engine.slots:
             if not slot.own:

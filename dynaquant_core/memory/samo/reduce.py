@@ -96,6 +96,7 @@ class Reducer:
         group: at least two ranks.
         load: puts what a parameter has accumulated into its bucket; False: it has nothing.
         deliver: called with each slot when its average is in the bucket.
+        agree: called before anything of a backward pass is sent; may raise: the pass was never begun then.
     """
 
     def __init__(
@@ -105,9 +106,10 @@ class Reducer:
         *,
         load: Callable[[Slot], bool],
         deliver: Callable[[Slot], None],
+        agree: Callable[[], None],
     ) -> None:
         self._buckets, self._group = buckets, group
-        self._load, self._deliver = load, deliver
+        self._load, self._deliver, self._agree = load, deliver, agree
         self._ranks = dist.get_world_size(group)
         self._home = {slot.name: bucket for bucket in buckets for slot in bucket.slots}
         self._launched: list[dist.Work] = []
@@ -118,6 +120,7 @@ class Reducer:
         """A gradient is in its bucket; launches what is complete and asks to be called when backward ends."""
         with self._lock:
             if not self._waiting:
+                self._agree()
                 self._waiting = True
                 Variable._execution_engine.queue_callback(self._finish)
             self._home[slot.name].ready.add(slot.name)

@@ -73,19 +73,33 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
 
 
 def require_movable(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
-    """Refuses what cannot follow its weights to other places: LBFGS's directions are of all weights at once.
+    """Refuses what cannot follow its weights to other places.
+
+    LBFGS's directions are of all weights at once; Adafactor keeps rows and columns of a matrix and would not
+    find them in what it has kept of a vector.
 
     Raises:
         ConfigError: the optimizer's state holds such a thing; nothing was changed.
     """
+    again = "call optimizer.state.clear() first, and it begins anew from the weights; nothing was changed."
     for slot in slots:
-        strange = _strange(slot.master, optimizer.state.get(slot.master, {}))
+        entry = optimizer.state.get(slot.master, {})
+        strange = _strange(slot.master, entry)
         require(
             strange is None,
             f"samo: the optimizer's {strange!r} of {slot.name!r} is not one value a weight, so it cannot "
-            "follow its weights to another mask or back to the dense model; call optimizer.state.clear() "
-            "first, and it begins anew from the weights; nothing was changed.",
+            f"follow its weights to another mask or back to the dense model; {again}",
         )
+        require(
+            not entry or slot.master.dim() == slot.param.dim() or not _factorises(optimizer),
+            f"samo: what {type(optimizer).__name__} keeps of {slot.name!r} is that of a vector, of a dense "
+            f"matrix it keeps rows and columns; {again}",
+        )
+
+
+def _factorises(optimizer: Optimizer) -> bool:
+    """Whether it is an Adafactor, of torch or of anybody else: their states of matrices are others."""
+    return any(kind.__name__.lower().startswith("adafactor") for kind in type(optimizer).__mro__)
 
 
 def _require_state(name: str, parameter: Tensor, entry: Mapping[str, Any]) -> None:

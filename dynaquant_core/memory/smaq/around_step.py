@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dynaquant_core.memory.smaq.alike import Alike
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.state.leaves import is_plain
 from dynaquant_core.state.roles import moment_kind
@@ -17,7 +18,14 @@ __all__ = ["attach_step"]
 
 
 def attach_step(
-    optimizer: Optimizer, coder: Coder, *, name: str, gradients: bool, weights: bool, state: bool
+    optimizer: Optimizer,
+    coder: Coder,
+    alike: Alike,
+    *,
+    name: str,
+    gradients: bool,
+    weights: bool,
+    state: bool,
 ) -> list[Any]:
     """Hooks an optimizer's step; returns the hooks' handles.
 
@@ -28,6 +36,7 @@ def attach_step(
     """
 
     def settle_gradients() -> None:
+        alike.require()
         for place, parameter in _stepped(optimizer, name):
             if parameter.grad is not None:  # says it to the type checker
                 _settle(parameter.grad, coder, "gradient", place)
@@ -39,6 +48,7 @@ def attach_step(
         return None
 
     def after(optimizer: Optimizer, *_: Any) -> None:
+        alike.require()
         for place, parameter in _stepped(optimizer, name):
             if weights:
                 _settle(parameter, coder, "weight", place)

@@ -20,6 +20,7 @@ from dynaquant_core.memory.smaq.entangled import (
     Nothing,
     is_extreme,
 )
+from dynaquant_core.memory.smaq.foreign import is_foreign
 from dynaquant_core.memory.smaq.norms import NORMS, NormCall
 
 __all__ = ["Calls"]
@@ -35,9 +36,9 @@ class Calls(TorchFunctionMode):
     """While it is entered, `spares` knows what is saved by a call that needs some of it as it is.
 
     It says so instead of changing saved-tensor hooks, so that activation checkpointing and a user's own
-    hooks inside of the model go on seeing what they saw.  A compiled model calls attention, a softmax and
-    what is `entangled` between its graphs: inside of one, what was packed would be made into something else
-    in backward.  Norms stay part of graphs, and nothing is known of what they save there.
+    hooks inside of the model go on seeing what they saw.  A compiled model calls attention, a softmax, what
+    is `entangled` and what is `foreign` between its graphs: inside of one, what was packed would be made into
+    something else in backward.  Norms stay part of graphs, and nothing is known of what they save there.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Calls(TorchFunctionMode):
     ) -> Any:
         """Calls it; what `spares` wants to know of as it has to be called."""
         known = func in UNCOMPILED or (func in ORDERED and is_extreme(func, args, kwargs or {}))
-        if known and _trains(args, kwargs or {}):
+        if (known or is_foreign(func)) and _trains(args, kwargs or {}):
             return self._uncompiled(self, func, args, kwargs or {})
         if func in KNOWN and not torch.compiler.is_compiling():
             return _noted(self, func, args, kwargs or {})
@@ -83,14 +84,16 @@ def needs_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needs:
         return GridCall.of(args, kwargs)
     if func in SOFTMAX:
         return Nothing()
-    if func in ENTANGLED or (func in ORDERED and is_extreme(func, args, kwargs)):
+    if func in ENTANGLED or is_foreign(func) or (func in ORDERED and is_extreme(func, args, kwargs)):
         return Everything()
     return NormCall.of(func, args, kwargs)
 
 
 def _trains(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call may save anything; of positions and masks nothing is saved, and no graph is cut."""
-    return any(isinstance(one, Tensor) and one.requires_grad for one in (*args, *kwargs.values()))
+    given = (*args, *kwargs.values())
+    lists = [one for one in given if isinstance(one, (list, tuple))]
+    return any(isinstance(one, Tensor) and one.requires_grad for some in (given, *lists) for one in some)
 
 
 def _noted(mode: Calls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from dynaquant_core.memory.smaq.levels import Floats, Gaps, Levels, gaps_at
 from dynaquant_core.memory.smaq.looks import Look, PlainLook, look_at
 from dynaquant_core.memory.smaq.sides import side_of
 from dynaquant_core.memory.smaq.statistics import METHODS, Ends, Method, Statistics
+from dynaquant_core.quantize.flat import flatten
 
 __all__ = ["PackedCodes", "SmaQ"]
 
@@ -265,7 +266,7 @@ class SmaQ:
     def _survey(self, tensor: Tensor, generator: torch.Generator, given: Statistics | None) -> Survey:
         require_floating(tensor)
         require_generator(generator)
-        flat = tensor.detach().reshape(-1).contiguous()
+        flat = flatten(tensor)
         if not flat.numel():
             return Survey(PlainLook(flat, Ends(0.0, 0.0)), None, Statistics(0.0, 0.0))
         fresh = given is None and self.statistics == "exact" and not self.logarithm

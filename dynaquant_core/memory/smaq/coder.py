@@ -54,6 +54,9 @@ class Coder:
             seeded from it: what a rank's own maps draw must not make the ranks' weights differ.
         reuse: how many further times a place's statistics are used before they are taken again; 0: never.
         smallest: tensors of fewer values are left alone.
+
+    Attributes:
+        doubted: whether other ranks may draw otherwise: nobody has compared since it was made or loaded.
     """
 
     def __init__(self, form: Format, generator: torch.Generator, reuse: int, smallest: int) -> None:
@@ -63,7 +66,7 @@ class Coder:
         self.reuse, self.smallest = reuse, smallest
         self.tallies: dict[str, Tally] = {}
         self._known: dict[str, tuple[Statistics, int]] = {}
-        self._rests = False
+        self._rests, self.doubted = False, True
         self._lock = threading.Lock()  # backward passes of several devices run on threads of their own
 
     def rest(self) -> None:
@@ -142,6 +145,12 @@ class Coder:
         streams, self._known, self.tallies = self._read(state)
         for own, stored in zip((self.generator, self.step_generator), streams, strict=True):
             own.set_state(stored)
+        self.doubted = True
+
+    def shared(self) -> bytes:
+        """What all ranks round their steps with: the same bytes where they round alike."""
+        known = {place: one for place, one in self._known.items() if place.partition("/")[0] in SHARED}
+        return self.step_generator.get_state().numpy().tobytes() + repr(sorted(known.items())).encode()
 
     def _read(self, state: Any) -> tuple[list[Tensor], dict[str, tuple[Statistics, int]], dict[str, Tally]]:
         """The random streams' states, statistics in use and tallies of what `state_dict` gave."""

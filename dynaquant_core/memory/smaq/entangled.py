@@ -2,8 +2,9 @@
 
 The gradient of a maximum goes where ``self == result``: packed each for itself, nothing is equal, and 0 / 0
 remains.  That of a logarithm of a sum is exp(self - result), as in `attention`; that of a decomposition
-divides by differences of eigenvalues.  A loss over log-probabilities takes exp(value) - 1 at the labels, and
-where a grid says at which pixels of a map to look, a level is many pixels wide.
+divides by differences of eigenvalues.  A loss over log-probabilities takes exp(value) - 1 at the labels,
+others take the difference from them, and where a grid says at which pixels of a map to look, a level is many
+pixels wide.  And what is saved before it is known, as slopes that are then drawn, cannot be packed yet.
 """
 
 from __future__ import annotations
@@ -59,6 +60,36 @@ DECOMPOSITIONS: Final = frozenset(
     "triangular_solve",
 )
 
+#: Slopes that are drawn: torch saves them before it draws them.
+DRAWN: Final = named("rrelu", "rrelu_") | {
+    torch._C._nn.rrelu_with_noise,  # type: ignore[attr-defined]
+    torch.ops.aten.rrelu_with_noise,
+    torch.ops.aten.rrelu_with_noise.default,
+    torch.ops.aten.rrelu_with_noise_,
+    torch.ops.aten.rrelu_with_noise_.default,
+}
+
+#: Losses set what is predicted against what is wanted.  Of rare and sure predictions, which lie far out, the
+#: gradient is that of wrong ones once either is clamped.
+LOSSES: Final = frozenset(
+    one for name, one in vars(functional).items() if name.endswith(("_loss", "_cross_entropy"))
+) | named(
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cosine_similarity",
+    "cross_entropy",
+    "ctc_loss",
+    "hinge_embedding_loss",
+    "kl_div",
+    "log_softmax",
+    "logsigmoid",
+    "margin_ranking_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "triplet_margin_loss",
+)
+
 #: Everything that they save is needed as it is.
 ENTANGLED: Final = (
     named(
@@ -66,19 +97,16 @@ ENTANGLED: Final = (
         "amin",
         "aminmax",
         "cdist",
-        "cross_entropy",
         "cumprod",
         "dist",
         "index_reduce",
         "index_reduce_",
-        "log_softmax",
         "logcumsumexp",
         "logsumexp",
         "max",
         "median",
         "min",
         "nanmedian",
-        "nll_loss",
         "pdist",
         "prod",
         "renorm",
@@ -87,6 +115,8 @@ ENTANGLED: Final = (
         "segment_reduce",
     )
     | DECOMPOSITIONS
+    | DRAWN
+    | LOSSES
 ) - (PLAIN | ORDERED)
 
 #: What they save may be packed, but not in a graph: a compiler saves scores in place of probabilities.

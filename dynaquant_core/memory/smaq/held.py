@@ -12,7 +12,7 @@ from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.smaq.format import Packed
 from dynaquant_core.memory.smaq.memory_layout import View
 
-__all__ = ["Kept", "Ledger", "Memory", "Run", "unpack"]
+__all__ = ["Kept", "Ledger", "Memory", "Run", "is_packed", "unpack"]
 
 
 class Ledger:
@@ -49,13 +49,24 @@ class Run:
     """A packed run of memory, alive as long as a node of the graph needs it."""
 
     def __init__(self, packed: Packed, memory: Memory, ledger: Ledger) -> None:
-        self.packed, self.memory, self._ledger = packed, memory, ledger
+        self.packed: Packed | Kept = packed
+        self.memory: Memory | None = memory
+        self._ledger = ledger
         self._stored = packed.nbytes
         ledger.add(self._stored, 0)
 
     def values(self) -> Tensor:
-        """The run."""
-        return self.packed.decode()
+        """The run.
+
+        Raises:
+            GradientError: it is held as it is, and was written to since.
+        """
+        return self.packed.read() if isinstance(self.packed, Kept) else self.packed.decode()
+
+    def give_way(self, exact: Kept) -> None:
+        """Lets go of what is packed, where somebody holds the run as it is."""
+        self._ledger.add(-self._stored, 0)
+        self.packed, self.memory, self._stored = exact, None, 0
 
     def __del__(self) -> None:
         self._ledger.add(-self._stored, 0)
@@ -91,6 +102,11 @@ class Kept:
                 f"weight by a step or a batch; write to it after backward, or to a clone."
             )
         return self.tensor
+
+
+def is_packed(kept: Any) -> bool:
+    """Whether what a node holds in place of a tensor comes back rounded."""
+    return not isinstance(kept, Kept) and isinstance(kept[0], Run) and not isinstance(kept[0].packed, Kept)
 
 
 def unpack(kept: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
 casts of parameters (`recasts`), log-probabilities, one value a row, what attention and norms need as it is,
-and what `Coder.takes` does not take.
+what operators of other libraries save (`foreign`), and what `Coder.takes` does not take.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dynaquant_core.lazy import lazy
 from dynaquant_core.memory.smaq.calls import Calls
 from dynaquant_core.memory.smaq.coder import Coder
-from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run, unpack
+from dynaquant_core.memory.smaq.derivatives import Derivatives, Reading
+from dynaquant_core.memory.smaq.foreign import in_foreign_function
+from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 from dynaquant_core.memory.smaq.places import place_of_call
 from dynaquant_core.memory.smaq.recasts import recast_of
@@ -40,14 +42,14 @@ class Known:
         record: of the storage.  A weak reference keeps the record, not the memory, until the forward pass is
             over; so another storage at the same address is another one.
         memory: as it is counted.
-        runs: (dtype, version, which run of it, packed): the version changes when a tensor is written to.
-        kept: attention or a norm holds it as it is, so that packing it for others would cost memory and save
-            none.
+        runs: (`reading` of the tensor, which run of it, packed).
+        kept: attention, a norm or an operator of another library holds it as it is, so that packing it for
+            others would cost memory and save none.
     """
 
     record: StorageWeakRef
     memory: ReferenceType[Memory] | None = None
-    runs: list[tuple[torch.dtype, int, Any, ReferenceType[Run]]] = field(default_factory=list)
+    runs: list[tuple[tuple[Any, ...], Any, ReferenceType[Run]]] = field(default_factory=list)
     kept: bool = False
 
 
@@ -59,10 +61,19 @@ class Forward:
         batch: a tree of tensors that are left alone as well.
         coder: how.
         ledger: what counts the bytes.
+        derivatives: is told of one that is taken before the pass is over; None: nobody is.
     """
 
-    def __init__(self, model: nn.Module, batch: Any, coder: Coder, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        coder: Coder,
+        ledger: Ledger,
+        derivatives: Derivatives | None = None,
+    ) -> None:
         self.model, self.coder, self.ledger = model, coder, ledger
+        self.derivatives = derivatives
         self.spared = {address(tensor) for tensor in model.parameters()}
         self.spared |= {address(tensor) for tensor in model.buffers()}
         self.spared |= {address(tensor) for tensor in tensors_of(batch)}
@@ -81,8 +92,10 @@ class Forward:
 
         A compiled model runs what is told to autograd between its graphs: nothing of it can be part of one.
         """
-        pack, read = (torch.compiler.disable(one) for one in (self.pack, unpack))  # type: ignore[no-untyped-call]
+        reading = Reading(self.derivatives)
+        pack, read = (torch.compiler.disable(one) for one in (self.pack, reading.read))  # type: ignore[no-untyped-call]
         opened = ExitStack()
+        opened.callback(reading.close)
         opened.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, read))
         opened.enter_context(self.calls)
         return opened
@@ -100,8 +113,9 @@ class Forward:
             return Kept.of(tensor)
         record = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         known = self.known.setdefault(record.cdata, Known(record))
-        known.kept = known.kept or self.calls.spares(tensor)
+        known.kept = known.kept or self.calls.spares(tensor) or in_foreign_function()
         if known.kept:
+            give_way(known, tensor)
             return Kept.of(tensor)
         packed: Any = covering(known, tensor) or recast_of(tensor, self.parameters)
         if packed is None and not is_log_probabilities(tensor):
@@ -113,16 +127,17 @@ class Forward:
         with torch.no_grad():
             flat, view = flat_run(tensor)
         storage = tensor.untyped_storage()
-        memory = known.memory and known.memory()
-        raw = 0 if memory else storage.nbytes()
+        known_memory = known.memory and known.memory()
+        raw = 0 if known_memory else storage.nbytes()
         packed = self.coder.pack(flat, "saved", self._place(), raw)
         if packed is None:
             return None
-        run = Run(packed, memory or Memory(raw, self.ledger), self.ledger)
+        memory = known_memory or Memory(raw, self.ledger)
+        run = Run(packed, memory, self.ledger)
         shared = flat.untyped_storage().data_ptr() == storage.data_ptr()
         where = (flat.storage_offset(), flat.numel()) if shared else look(tensor)
-        known.memory = ref(run.memory)
-        known.runs.append((tensor.dtype, tensor._version, where, ref(run)))
+        known.memory = ref(memory)
+        known.runs.append((reading(tensor), where, ref(run)))
         return run, view
 
     def _place(self) -> str:
@@ -137,6 +152,28 @@ def look(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
+def reading(tensor: Tensor) -> tuple[Any, ...]:
+    """What its memory means: as what, as it was when, and whether as its opposite.
+
+    The version changes when a tensor is written to.  The imaginary part of a conjugate is marked as negative
+    and lies in the same memory as that of the number itself.
+    """
+    return tensor.dtype, tensor._version, tensor.is_neg()
+
+
+def give_way(known: Known, tensor: Tensor) -> None:
+    """Has nodes that saved a tensor before, packed, read what is now held as it is: exact, and held once.
+
+    A sigmoid keeps what it gives, and the loss behind it that needs it as it is comes later.
+    """
+    for read, where, reference in known.runs:
+        run = reference()
+        if run is not None and read == reading(tensor) and len(where) == 2:
+            first, size = where
+            run.give_way(Kept.of(tensor.detach().as_strided((size,), (1,), first)))
+    known.runs.clear()
+
+
 def covering(known: Known, tensor: Tensor) -> tuple[Run, View] | None:
     """A packed run that holds all of a tensor, or a copy of just what it looks at; None: there is none yet.
 
@@ -144,9 +181,9 @@ def covering(known: Known, tensor: Tensor) -> tuple[Run, View] | None:
     """
     shape, stride, first = look(tensor)
     last = first + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    for dtype, version, where, reference in known.runs:
+    for read, where, reference in known.runs:
         run = reference()
-        if run is None or (dtype, version) != (tensor.dtype, tensor._version):
+        if run is None or read != reading(tensor):
             continue
         if where == (shape, stride, first):
             with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.memory.smaq.derivatives import Derivatives
 from dynaquant_core.memory.smaq.held import Ledger
 from dynaquant_core.memory.smaq.packing import Forward
 from dynaquant_core.memory.smaq.places import CALL
@@ -30,6 +31,7 @@ class SavedMaps:
 
     def __init__(self, model: nn.Module, coder: Coder) -> None:
         self.model, self.coder, self.ledger = model, coder, Ledger()
+        self.derivatives = Derivatives()
         self._open = threading.local()  # saved-tensor hooks are a thread's own
 
     def attach(self) -> list[Any]:
@@ -49,15 +51,15 @@ class SavedMaps:
         with self._forward(batch).open():
             yield
 
-    def _forward(self, batch: Any) -> Forward:
-        return Forward(self.model, batch, self.coder, self.ledger)
+    def _forward(self, batch: Any, derivatives: Derivatives | None = None) -> Forward:
+        return Forward(self.model, batch, self.coder, self.ledger, derivatives)
 
     def _enter(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         wanted = is_own(model, self.model) and model.training and torch.is_grad_enabled()
         self._drop_broken_off()
         opened: ExitStack | None = None
         if wanted and not in_checkpoint():
-            opened = self._forward((args, kwargs)).open()
+            opened = self._forward((args, kwargs), self.derivatives).open()
         self._stack().append((opened, _call()))
 
     def _exit(self, *_: Any) -> None:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice
 from dynaquant_core.hooks import leave, take_off_what_was_left
+from dynaquant_core.memory.smaq.alike import Alike
 from dynaquant_core.memory.smaq.around_step import attach_step
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.format import Format, require_generator
@@ -163,7 +164,8 @@ def apply(
         optimizer: one or several; may be None where nothing of it is coded.  One that holds none of the
             model's parameters is coded too (master copies), and a warning says so.
         feature_maps: ``"saved"``: what autograd keeps for backward is kept as packed bytes, and memory falls;
-            the forward pass is exact.  ``"inline"``: each layer sees the decoded output of the one before, as
+            the forward pass is exact, but for a derivative that it takes itself (forces of an energy).
+            ``"inline"``: each layer sees the decoded output of the one before, as
             published; memory stays.  None: neither.
         gradient_maps: the gradient of each layer's output is coded.
         gradients: gradients are coded before the step.
@@ -171,7 +173,8 @@ def apply(
         optimizer_state: running averages are coded after it.
         format: a name of `FORMATS`, a mapping of name and settings, or a format.
         generator: on the CPU; what is drawn comes from it.  None: one of its own, seeded with 0, so that the
-            training's random streams stay as they are.  The same seed on every rank.
+            training's random streams stay as they are.  The same seed on every rank; of a DDP model's ranks
+            others are a StateMismatchError at the first step.
         reuse: how many further times a tensor's statistics serve its place before they are taken again.
         smallest: tensors of fewer values stay as they are.
 
@@ -220,9 +223,10 @@ def apply(
     hooks = [] if saved is None else saved.attach()
     if feature_maps == "inline" or gradient_maps:
         hooks += attach_maps(model, coder, features=feature_maps == "inline", gradients=gradient_maps)
+    alike = Alike(model, coder)
     for name, one in optimizers.items():
         hooks += attach_step(
-            one, coder, name=name, gradients=gradients, weights=weights, state=optimizer_state
+            one, coder, alike, name=name, gradients=gradients, weights=weights, state=optimizer_state
         )
     handle = Handle(coder, saved, hooks, subjects)
     _applied.update(dict.fromkeys(subjects, ref(handle)))

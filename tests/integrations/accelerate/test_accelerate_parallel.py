@@ -33,7 +33,7 @@ def together(*words, ranks=2):
 
 
 def test_two_ranks_save_once_resume_and_leave_together(tmp_path):
-    first, second = together(tmp_path, EPOCH, 0)
+    first, second = together(tmp_path, EPOCH, 0, "back")
     assert first.split()[0] == str(EPOCH)
     assert second == ""
     folder = tmp_path / "checkpoints" / "checkpoint_0"

@@ -59,7 +59,7 @@ def test_a_signal_during_a_search_saves_the_model_and_no_candidate(tmp_path, on_
 def slowly(monkeypatch):
     put = Line.put
     monkeypatch.setattr(
-        Line, "put", lambda self, what, job: put(self, what, lambda: (time.sleep(0.3), job()))
+        Line, "put", lambda self, what, job, *ended: put(self, what, lambda: (time.sleep(0.3), job()), *ended)
     )
 
 

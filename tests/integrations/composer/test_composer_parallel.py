@@ -1,5 +1,6 @@
 """Two processes of gloo: one search together, one writer, and both go on from what it wrote."""
 
+import json
 import socket
 
 from dynaquant_composer.pointer import folder_of
@@ -7,8 +8,8 @@ from dynaquant_core.plugins import read_tree
 from tests.integrations.composer.kit import names, program
 
 
-def together(*words, ranks=2):
-    """Runs the ranks of one job; what each said."""
+def together(*words, module="apart", ranks=2):
+    """Runs the ranks of one job; the last line of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -17,7 +18,7 @@ def together(*words, ranks=2):
     jobs = [
         program(
             "-m",
-            "tests.integrations.composer.apart",
+            f"tests.integrations.composer.{module}",
             *words,
             env={name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()},
         )
@@ -25,11 +26,12 @@ def together(*words, ranks=2):
     ]
     ended = [job.communicate(timeout=200) for job in jobs]
     assert [job.returncode for job in jobs] == [0] * ranks, [errors[-3000:] for _, errors in ended]
-    return [said.splitlines()[-1].split() for said, _ in ended]
+    return [said.splitlines()[-1] for said, _ in ended]
 
 
 def test_two_ranks_save_once_and_resume(tmp_path):
-    (step, kind, met, evaluations, weights), (nothing, same) = together(tmp_path, 3, 0)
+    first, second = map(str.split, together(tmp_path, 3, 0))
+    (step, kind, met, evaluations, weights), (nothing, same) = first, second
     assert (step, kind, met) == ("3", "key", "True")
     assert int(evaluations) > 0
     assert nothing == "-"
@@ -37,5 +39,14 @@ def test_two_ranks_save_once_and_resume(tmp_path):
     assert names(tmp_path) == ["ep0-ba3-rank0.pt", "ep0-ba3-rank0.pt.dynaquant", "latest-rank0.pt"]
     tree = read_tree(folder_of(tmp_path / "ep0-ba3-rank0.pt"))
     assert len(tree["rng"]) == 2
-    (step, kind, *_), _ = together(tmp_path, 7, 3)
+    step, kind, *_ = together(tmp_path, 7, 3)[0].split()
     assert (step, kind) == ("7", "delta")
+
+
+def test_a_last_save_that_fails_ends_all_ranks_at_once(tmp_path):
+    """The others do not wait in a barrier for the one that failed."""
+    (first, soon), (second, as_soon) = map(json.loads, together(tmp_path, module="full"))
+    assert first.startswith("SaveError: a checkpoint could not be written in the background")
+    assert second == f"SaveError: rank 0 of 2: {first}"
+    assert soon
+    assert as_soon

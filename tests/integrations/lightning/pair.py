@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -15,10 +16,14 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchmetrics import Accuracy
 
-from dynaquant_core.plugins import describe, find_checkpoints, is_checkpoint
+from dynaquant_core.errors import DynaQuantError
+from dynaquant_core.plugins import describe, find_checkpoints, is_checkpoint, read_tree
+from dynaquant_core.plugins.line import Line
 from dynaquant_lightning import DynaQuantCallback
 from tests.integrations.lightning.kit import EXACT, Digits, bits, fit
 from tests.plugins.kit import slow_disk
+
+PUT = Line.put
 
 
 class Accurate(Digits):
@@ -53,6 +58,49 @@ class Looks(Callback):
                 print(Path(path).name, is_checkpoint(path), file=file)
 
 
+class Reads(Callback):
+    """Notes in a file of each rank which step it reads of a checkpoint before the batch after its save."""
+
+    def __init__(self, folder, keeper):
+        self.folder, self.keeper = folder, keeper
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step in {3, 6}:
+            step = read_tree(self.keeper.best_model_path)["global_step"]
+            Digits.load_from_checkpoint(self.keeper.best_model_path)
+            with (self.folder / f"read-{trainer.global_rank}").open("a") as file:
+                print(step, file=file)
+
+
+class Keeps(ModelCheckpoint):
+    """Notes in a file of each rank what a save raised.
+
+    A rank that ends ends the other, which shall have its say.
+    """
+
+    def _save_checkpoint(self, trainer, filepath):
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        except DynaQuantError as error:
+            folder, end = Path(self.dirpath).parent, time.monotonic() + 10
+            (folder / f"raised-{trainer.global_rank}").write_text(type(error).__name__)
+            while len(list(folder.glob("raised-*"))) < 2 and time.monotonic() < end:
+                time.sleep(0.05)
+            raise
+
+
+class Full(Callback):
+    """From the second save on the disk of the rank that writes is full."""
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == 4:
+            Line.put = lambda self, what, job, *ended: PUT(self, what, full, *ended)
+
+
+def full():
+    raise OSError(28, "No space left on device")
+
+
 def fails_on_the_second(model):
     """A measure that one rank cannot take."""
     if model.global_rank == 1:
@@ -77,6 +125,18 @@ def found_by_the_second(folder):
     return looks.file.read_text().split()
 
 
+def read_by_all(folder, *callbacks):
+    """Steps that each rank read in mid-training, from a name that is used again; or what it raised."""
+    keeper = Keeps(folder / "kept", filename="best", every_n_train_steps=3, enable_version_counter=False)
+    folder.mkdir()
+    ours = keeper, Reads(folder, keeper), DynaQuantCallback(**EXACT), *callbacks
+    try:
+        fit(folder, *ours, epochs=1, devices=2, strategy="ddp_fork")
+    except torch.multiprocessing.ProcessRaisedException:
+        return {path.name: path.read_text() for path in folder.glob("raised-*")}
+    return {path.name: path.read_text().split() for path in folder.glob("read-*")}
+
+
 def main(folder):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -91,6 +151,8 @@ def main(folder):
     said["named"] = describe(folder / "named" / "last.ckpt").met
     slow_disk(0.7)
     said["found"] = found_by_the_second(folder / "found")
+    said["read"] = read_by_all(folder / "read")
+    said["full"] = read_by_all(folder / "full", Full())
     os.environ["DYNAQUANT_DEADLINE"] = "20"
     try:
         train(folder / "fails", DynaQuantCallback(evaluate=fails_on_the_second))

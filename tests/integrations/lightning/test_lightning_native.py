@@ -234,6 +234,14 @@ def test_a_checkpoint_io_of_another_kind_is_not_replaced(tmp_path):
         fit(tmp_path, DynaQuantCallback(), plugins=[Own()])
 
 
+@pytest.mark.parametrize("wrap", [lambda io: io, AsyncCheckpointIO], ids=["bare", "in a thread"])
+def test_options_of_a_plugin_are_not_dropped_for_the_callback_s(tmp_path, wrap):
+    plugins = [wrap(DynaQuantCheckpointIO(exact="*"))]
+    with pytest.raises(ConfigError, match="give its options to DynaQuantCallback"):
+        fit(tmp_path, saves(tmp_path), DynaQuantCallback(), epochs=1, plugins=plugins)
+    assert not list(tmp_path.glob("*.ckpt"))
+
+
 def test_lightning_s_thread_gives_way_to_ours(tmp_path):
     fit(tmp_path, saves(tmp_path), DynaQuantCallback(), epochs=1, plugins=[AsyncCheckpointIO()])
     assert is_checkpoint(tmp_path / "last.ckpt")

@@ -16,7 +16,9 @@ from tests.integrations.lightning.kit import EXACT, fit, saves
 def hold(monkeypatch):
     """Every job in the background waits until it is set: a disk as slow as it likes."""
     gate, put = threading.Event(), Line.put
-    monkeypatch.setattr(Line, "put", lambda self, what, job: put(self, what, lambda: (gate.wait(20), job())))
+    monkeypatch.setattr(
+        Line, "put", lambda self, what, job, *ended: put(self, what, lambda: (gate.wait(20), job()), *ended)
+    )
     yield gate
     gate.set()
 

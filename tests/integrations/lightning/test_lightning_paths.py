@@ -45,7 +45,9 @@ def slow(monkeypatch, job=lambda job: job()):
     """Makes every job in the background take a while."""
     put, pause = Line.put, threading.Event()
     monkeypatch.setattr(
-        Line, "put", lambda self, what, do: put(self, what, lambda: (pause.wait(0.3), job(do)))
+        Line,
+        "put",
+        lambda self, what, do, *ended: put(self, what, lambda: (pause.wait(0.3), job(do)), *ended),
     )
 
 

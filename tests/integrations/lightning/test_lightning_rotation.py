@@ -115,7 +115,9 @@ def test_names_on_their_way_are_not_given_twice(tmp_path, monkeypatch):
     from dynaquant_core.plugins.line import Line
 
     hold, put = threading.Event(), Line.put
-    monkeypatch.setattr(Line, "put", lambda self, what, job: put(self, what, lambda: (hold.wait(0.3), job())))
+    monkeypatch.setattr(
+        Line, "put", lambda self, what, job, *ended: put(self, what, lambda: (hold.wait(0.3), job()), *ended)
+    )
     keeper = saves(
         tmp_path, **steps(filename="best", save_top_k=2, monitor="step", mode="max", save_last=False)
     )

@@ -1,6 +1,7 @@
 """A checkpoint may be asked for at any moment: by a signal during a search, by a hook before or after all."""
 
 import os
+import shutil
 import signal
 import time
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional
 
-from dynaquant_core.plugins import describe, is_checkpoint
+from dynaquant_core.plugins import describe, is_checkpoint, read_tree
 from dynaquant_core.plugins.line import Line
 from dynaquant_lightning import DynaQuantCallback, DynaQuantCheckpointIO
 from tests.integrations.lightning.kit import EXACT, Digits, bits, digits, everything, fit, saves
@@ -90,12 +92,19 @@ def test_a_save_between_a_forward_pass_and_its_backward_pass_leaves_both(tmp_pat
     assert everything(ours) == everything(fit(tmp_path / "plain", model=Turned, epochs=1))
 
 
-@pytest.mark.parametrize("hook", ["on_fit_start", "on_fit_end", "teardown"])
-def test_a_save_before_or_after_the_training_is_there_when_it_returns(tmp_path, monkeypatch, hook):
+@pytest.fixture
+def slow(monkeypatch):
+    """A disk on which every job in the background begins late."""
     put = Line.put
     monkeypatch.setattr(
-        Line, "put", lambda self, what, job: put(self, what, lambda: (time.sleep(0.3), job()))
+        Line, "put", lambda self, what, job, *ended: put(self, what, lambda: (time.sleep(0.3), job()), *ended)
     )
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_epoch_end", "on_fit_end", "teardown"])
+@pytest.mark.usefixtures("slow")
+def test_a_save_of_a_hook_is_there_when_it_returns(tmp_path, hook):
+    """Whoever asked for it may remove the one before right away, and the process may be killed then."""
     found = []
 
     def save(self, trainer, *_, **__):
@@ -106,26 +115,47 @@ def test_a_save_before_or_after_the_training_is_there_when_it_returns(tmp_path, 
     assert found == [True]
 
 
-def test_a_forked_child_reads_what_its_parent_is_writing(tmp_path, monkeypatch):
-    """A callback that evaluates the newest checkpoint in a process of its own while training goes on."""
-    put = Line.put
-    monkeypatch.setattr(
-        Line, "put", lambda self, what, job: put(self, what, lambda: (time.sleep(0.5), job()))
-    )
+@pytest.mark.usefixtures("slow")
+def test_a_save_of_fabric_is_there_when_it_returns(tmp_path):
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=[DynaQuantCheckpointIO(**EXACT)])
+    for step in (1, 2):
+        fabric.save(tmp_path / "last.ckpt", {"weight": torch.full((4, 4), float(step)), "step": step})
+        assert read_tree(tmp_path / "last.ckpt")["step"] == step
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_save_whose_asker_removes_the_one_before_by_itself_is_there_first(tmp_path):
+    """Our line orders the removals of Lightning's own ModelCheckpoint, not those of a class of the user's."""
     found = []
 
+    class Sweeps(ModelCheckpoint):
+        def _remove_checkpoint(self, trainer, filepath):
+            found.append(is_checkpoint(self.best_model_path))
+            shutil.rmtree(filepath)
+
+    fit(tmp_path, Sweeps(tmp_path), DynaQuantCallback(**EXACT), epochs=3)
+    assert found == [True, True]
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_forked_child_reads_what_its_parent_is_writing(tmp_path):
+    """A callback that evaluates the newest checkpoint in a process of its own while training goes on."""
+    found, keeper = [], saves(tmp_path, every_n_epochs=None, every_n_train_steps=5)
+
     class Child(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            trainer.save_checkpoint(tmp_path / "asked.ckpt")
+        def on_train_batch_start(self, trainer, *_):
+            if trainer.global_step != 5:
+                return
+            assert not is_checkpoint(keeper.best_model_path)
             child = os.fork()
             if child == 0:
                 status = 1
                 try:
-                    Digits.load_from_checkpoint(tmp_path / "asked.ckpt")
+                    Digits.load_from_checkpoint(keeper.best_model_path)
                     status = 0
                 finally:
                     os._exit(status)
             found.append(child)
 
-    fit(tmp_path, Child(), DynaQuantCallback(**EXACT), epochs=1)
+    fit(tmp_path, keeper, Child(), DynaQuantCallback(**EXACT), epochs=1)
     assert os.waitstatus_to_exitcode(os.waitpid(found[0], 0)[1]) == 0

@@ -34,12 +34,12 @@ class Failing(Digits):
 
 
 def test_an_exception_of_the_training_is_not_hidden_by_a_disk_that_is_full(tmp_path, monkeypatch, caplog):
-    def full(self, what, job):
+    def full(self, what, job, *ended):
         def fails():
             time.sleep(0.3)
             raise OSError(28, "No space left on device")
 
-        put(self, what, fails)
+        put(self, what, fails, *ended)
 
     put = Line.put
     monkeypatch.setattr(Line, "put", full)

@@ -159,6 +159,60 @@ def test_kinds_of_validation_data(tmp_path, which):
     assert describe(tmp_path / "last.ckpt").met
 
 
+class Layers(Digits):
+    """A layer, a validation loader and a metric object each; what is learnt of both is one loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(64, 10)
+        self.means = nn.ModuleList([MeanMetric(), MeanMetric()])
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + functional.cross_entropy(
+            self.other(batch[0]), batch[1]
+        )
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        logits = (self.other, self.net)[dataloader_idx](batch[0])
+        self.means[dataloader_idx](functional.cross_entropy(logits, batch[1]))
+        self.log("val_loss", self.means[dataloader_idx])
+
+
+def test_metric_objects_of_every_loader_are_measured(tmp_path):
+    data = loaders()[0], [loaders()[1], loaders()[1]]
+    run = fit(tmp_path, saves(tmp_path), DynaQuantCallback(), model=Layers, data=data, epochs=2)
+    each = [float(run.callback_metrics[f"val_loss/dataloader_idx_{index}"]) for index in range(2)]
+    info = describe(tmp_path / "last.ckpt")
+    assert info.met
+    assert info.quality["reference"] == pytest.approx(sum(each) / 2, rel=1e-4)
+    assert abs(each[0] - each[1]) > 0.01
+
+
+class Returns(Digits):
+    """Returns what share is right, and perhaps logs it, too."""
+
+    def __init__(self, name=None):
+        super().__init__()
+        self.name = name
+
+    def validation_step(self, batch, batch_idx):
+        value = (self(batch[0]).argmax(1) == batch[1]).float().mean()
+        if self.name == "val_loss":
+            value = functional.cross_entropy(self(batch[0]), batch[1])
+        if self.name is not None:
+            self.log(self.name, value)
+        return value
+
+
+@pytest.mark.parametrize(("name", "told"), [(None, 1), ("val_acc", 1), ("val_loss", 0)])
+def test_a_number_that_is_returned_is_taken_for_a_loss_aloud(tmp_path, caplog, name, told):
+    with caplog.at_level(logging.WARNING):
+        fit(tmp_path, saves(tmp_path), DynaQuantCallback(), model=lambda: Returns(name), epochs=2)
+    assert caplog.text.count("is taken for a loss, the lower the better") == told
+    assert caplog.text.count("'val_acc'") == (name == "val_acc")
+    assert describe(tmp_path / "last.ckpt").evaluations > 0
+
+
 def test_the_named_value_is_measured_in_its_own_direction(tmp_path):
     callback = DynaQuantCallback(evaluate="val_acc", mode="max", threshold=0.02)
     run = fit(tmp_path, saves(tmp_path), callback, model=Rich, epochs=2)
@@ -166,6 +220,33 @@ def test_the_named_value_is_measured_in_its_own_direction(tmp_path):
     assert info.met
     assert 0.5 < info.quality["reference"] <= 1
     assert info.quality["reference"] == pytest.approx(float(run.callback_metrics["val_acc"]), abs=1e-6)
+
+
+class ByHand(Digits):
+    """Two optimizers, each stepped at every batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return [torch.optim.AdamW(self.net[index].parameters(), lr=1e-2) for index in (0, 4)]
+
+
+def test_our_figures_have_the_x_axis_of_the_metrics_beside_them(tmp_path):
+    logger, keeper = CSVLogger(tmp_path), saves(tmp_path, save_on_train_epoch_end=False)
+    fit(tmp_path, keeper, DynaQuantCallback(), model=ByHand, epochs=3, logger=logger)
+    (path,) = tmp_path.rglob("metrics.csv")
+    head, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    at = {name: [int(row[head.index("step")]) for row in rows if row[head.index(name)]] for name in head}
+    assert at["dynaquant/bytes"] == at["val_loss"] == [19, 39, 59]
 
 
 def test_a_second_fit_is_measured_on_its_own_data(tmp_path):

@@ -23,7 +23,8 @@ class TwoBits(Callback):
 
     def on_train_start(self, trainer, *_):
         if self.threshold:
-            self.state = two_bit.register(trainer.strategy.model, threshold=self.threshold)
+            model = trainer.strategy.model
+            self.state = two_bit.registered(model) or two_bit.register(model, threshold=self.threshold)
 
     def on_train_end(self, trainer, module):
         digest = hashlib.sha256(repr(bits(dict(module.named_parameters()))).encode()).hexdigest()

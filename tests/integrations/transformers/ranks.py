@@ -5,18 +5,19 @@ not (`leaving`).  It prints what was saved and what it heard.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import torch
-from transformers import TrainerCallback
+import transformers
 
 from dynaquant_core.comm import two_bit
 from dynaquant_core.plugins import describe
 from dynaquant_transformers import DynaQuantCallback
 from tests.full_disk import files_of_at_most
 from tests.integrations.killing import digest_of
-from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
+from tests.integrations.transformers.kit import EXACT, ROOT, everything, gpt, trainer
 from tests.integrations.transformers.leaving import leave
 
 GIVEN = {
@@ -29,21 +30,22 @@ GIVEN = {
 }
 
 
-class TwoBits(TrainerCallback):
-    """As docs/two-bit.md shows it."""
-
-    trainer = state = None
-
-    def on_train_begin(self, *_, **__):
-        self.state = two_bit.register(self.trainer.model_wrapped, threshold=1e-3)
-
-
 def two_bits(folder):
-    """How many steps travelled in two bits, and a digest of the weights that they led to."""
-    packs = TwoBits()
+    """How many steps travelled in two bits, and a digest of the weights that they led to; twice.
+
+    With the callback that docs/two-bit.md shows; the second training goes on from the first's checkpoint.
+    """
+    page = (ROOT / "docs" / "two-bit.md").read_text("utf-8")
+    shown = re.search(r"^class TwoBits\(transformers.*?\n\n", page, re.MULTILINE | re.DOTALL)
+    there = {"transformers": transformers, "two_bit": two_bit}
+    exec(shown[0], there)
+    packs = there["TwoBits"]()
     packs.trainer = trainer(folder, packs, DynaQuantCallback(**EXACT), **GIVEN)
     packs.trainer.train()
-    return packs.state.step, digest_of(everything(packs.trainer)["model"])
+    found = [packs.state.step, digest_of(everything(packs.trainer)["model"])]
+    packs.trainer.args.max_steps = 8
+    packs.trainer.train(resume_from_checkpoint=True)
+    return [*found, packs.state.step, digest_of(everything(packs.trainer)["model"])]
 
 
 def lost(folder):

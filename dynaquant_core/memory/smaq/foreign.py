@@ -1,0 +1,51 @@
+"""Operators and functions that are none of torch's own: what they save stays exact.
+
+Nothing is known of their backward passes.  Torchvision's boxes hold image numbers as floats, and its kernel
+adds to a gradient wherever they point: once packed, some pointed to images that there are not, and the
+process ended in a segmentation fault.  Fused attention exponentiates a difference, as in `attention`.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+__all__ = ["in_foreign_function", "is_foreign"]
+
+#: What ``torch.ops`` holds.
+OPERATORS: Final = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+#: Torch's own of them.
+OWN: Final = frozenset({"torch._ops.aten", "torch._ops.prim", "torch._ops.prims"})
+
+#: What every function of ``torch.autograd.Function`` is called through, and what it then saves is saved by.
+APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+#: Where torch wraps hooks that it shall not compile.
+WRAPPER: Final = torch._dynamo.eval_frame.__file__
+
+
+def is_foreign(func: Any) -> bool:
+    """Whether something that is called is an operator of another library.
+
+    Example:
+        >>> is_foreign(torch.ops.aten.sin), is_foreign(torch.ops.quantized.add), is_foreign(torch.sin)
+        (False, True, False)
+    """
+    return isinstance(func, OPERATORS) and func.__module__ not in OWN
+
+
+def in_foreign_function() -> bool:
+    """Whether the hook that asks was called for what a `torch.autograd.Function` of another library saves.
+
+    Those of torch, as activation checkpointing's, save maps like any other.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == WRAPPER:
+        frame = frame.f_back
+    if frame is None or frame.f_code is not APPLY:
+        return False
+    return not str(frame.f_locals["cls"].__module__).startswith("torch.")
