@@ -166,12 +166,12 @@ def on_all_ranks(step: int) -> Iterator[None]:
     Raises:
         SaveError, EvaluationError: as `compared`.
     """
-    problem: DynaQuantError | None = None
+    problem: Exception | None = None
     try:
         yield
     except EvaluationError:
         raise
-    except DynaQuantError as error:
+    except Exception as error:  # noqa: BLE001 - raised below, when the others know
         problem = error
     require_all_well(step, problem)
 

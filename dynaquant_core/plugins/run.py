@@ -238,17 +238,12 @@ class PluginRun:
         It stays, and the log says so, where one of those saves fails, or the last one failed before it was
         under way: it may be the last whole one.
         """
-        if not self.enabled:
-            logger.warning("%s is set: %s is not removed", DISABLE, folder)
-            return
-        if self._failed:
-            logger.warning("%s is not removed, as the save before it failed", folder)
+        why = f"{DISABLE} is set" if not self.enabled else "the save before it failed" if self._failed else ""
+        if why:
+            logger.warning("%s is not removed, as %s", folder, why)
             return
         job = partial(_remove, _local(folder))
-        if self._line.idle:
-            job()
-        else:
-            self._line.put(f"the removal of {folder}", job)
+        job() if self._line.idle else self._line.put(f"the removal of {folder}", job)
 
     # -- loading -----------------------------------------------------------------------------------
 
