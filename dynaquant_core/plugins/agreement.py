@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
-from dynaquant_core.errors import ConfigError, DynaQuantError, EvaluationError, SaveError
+from dynaquant_core.errors import ConfigError, EvaluationError, SaveError
 
 if TYPE_CHECKING:
     from dynaquant_core.plugins.board import Board
@@ -77,7 +77,7 @@ class Stand:
     problem: str | None = None
 
     @classmethod
-    def failed(cls, problem: DynaQuantError) -> Stand:
+    def failed(cls, problem: Exception) -> Stand:
         """That of a rank which cannot go on."""
         return cls(problem=f"{type(problem).__name__}: {problem}")
 
@@ -144,7 +144,7 @@ def _heard(board: Board) -> list[Stand]:
     return stands
 
 
-def require_all_well(step: int, problem: DynaQuantError | None) -> None:
+def require_all_well(step: int, problem: Exception | None) -> None:
     """Raises ``problem``, where there is one, after the others have heard; every rank calls it.
 
     Raises:
@@ -166,12 +166,12 @@ def on_all_ranks(step: int) -> Iterator[None]:
     Raises:
         SaveError, EvaluationError: as `compared`.
     """
-    problem: DynaQuantError | None = None
+    problem: Exception | None = None
     try:
         yield
     except EvaluationError:
         raise
-    except DynaQuantError as error:
+    except Exception as error:  # noqa: BLE001 - raised below, when the others know
         problem = error
     require_all_well(step, problem)
 

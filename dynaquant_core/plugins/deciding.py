@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dynaquant_core.errors import DynaQuantError, EvaluationError
+from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks, tell_commit
 from dynaquant_core.plugins.watched import Watched
 from dynaquant_core.store.saving import Saving
@@ -52,7 +52,7 @@ class Decider:
         self._watched = watched
 
     def together(
-        self, step: int, tree: Any, problem: DynaQuantError | None, announce: Callable[[], None]
+        self, step: int, tree: Any, problem: Exception | None, announce: Callable[[], None]
     ) -> Chosen | None:
         """Chooses for a save of ``step`` that follows; all ranks call it.
 
@@ -150,7 +150,7 @@ class Decider:
         step: int,
         tree: Any,
         gradients: dict[str, Tensor] | None,
-        problem: DynaQuantError | None,
+        problem: Exception | None,
         announce: Callable[[], None],
     ) -> Saving:
         """Begins the save on every rank against the same base, or on none against any."""
@@ -158,7 +158,7 @@ class Decider:
         if problem is None:
             try:
                 saving = self._begin(step, tree, gradients)
-            except DynaQuantError as error:
+            except Exception as error:  # noqa: BLE001 - raised below, when the others know
                 problem = error
         stands = compared(step, self._stand(saving, problem), announce)
         if saving is None:
@@ -201,7 +201,7 @@ class Decider:
 
         return choose_together(self._watched.chooser, saving, deadline())
 
-    def _stand(self, saving: Saving | None, problem: DynaQuantError | None) -> Stand:
+    def _stand(self, saving: Saving | None, problem: Exception | None) -> Stand:
         if saving is None:
             assert problem is not None
             return Stand.failed(problem)

@@ -33,7 +33,7 @@ class PluginOptions:
         exact: name patterns kept bit for bit; "*" is everything.
         window: optimizer steps before a save in which gradients are averaged.
         max_chain: deltas after a key checkpoint, at most; 0: keys only.
-        on_error: whether a save that fails raises ("raise") or is logged ("warn").
+        on_error: whether a save that fails raises ("raise") or is logged ("warn"; a bug with its traceback).
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.

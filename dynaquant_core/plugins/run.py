@@ -107,6 +107,10 @@ class PluginRun:
         """
         self._watched.set(model, optimizers if self.enabled else (), evaluate)
 
+    def keep_exact(self, pattern: str) -> None:
+        """Keeps what a pattern of names covers bit for bit, beside what the options name, from now on."""
+        self._trail.keep_exact(pattern)
+
     def look_ahead(self, steps_left: int | None) -> None:
         """Tells how many optimizer steps are left until the next save.
 
@@ -164,7 +168,7 @@ class PluginRun:
         try:
             self._settle()  # the next delta is drafted against the checkpoint that is being written
             plain, _ = split(tree)
-        except DynaQuantError as error:
+        except Exception as error:  # noqa: BLE001 - raised below, when the others know
             problem, plain = error, None
         try:
             with told(raises=self._raises):
@@ -235,17 +239,12 @@ class PluginRun:
         It stays, and the log says so, where one of those saves fails, or the last one failed before it was
         under way: it may be the last whole one.
         """
-        if not self.enabled:
-            logger.warning("%s is set: %s is not removed", DISABLE, folder)
-            return
-        if self._failed:
-            logger.warning("%s is not removed, as the save before it failed", folder)
+        why = f"{DISABLE} is set" if not self.enabled else "the save before it failed" if self._failed else ""
+        if why:
+            logger.warning("%s is not removed, as %s", folder, why)
             return
         job = partial(_remove, _local(folder))
-        if self._line.idle:
-            job()
-        else:
-            self._line.put(f"the removal of {folder}", job)
+        job() if self._line.idle else self._line.put(f"the removal of {folder}", job)
 
     # -- loading -----------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ __all__ = [
     "Source",
     "as_leaf_tensor",
     "dotted",
+    "is_plain",
     "name_is_too_long",
     "tie_of",
 ]
@@ -119,6 +120,16 @@ def as_leaf_tensor(tensor: torch.Tensor, path: Path) -> torch.Tensor:
             f"The tensor at {dotted(path)!r} is {problem}, which a checkpoint cannot hold; {advice}."
         )
     return tensor.detach()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a checkpoint can hold the tensor; then it takes part in arithmetic, too.
+
+    Example:
+        >>> is_plain(torch.ones(2)), is_plain(torch.ones(2).to_sparse())
+        (True, False)
+    """
+    return _problem(tensor) is None
 
 
 def _problem(tensor: torch.Tensor) -> str | None:

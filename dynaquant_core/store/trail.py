@@ -188,6 +188,11 @@ class Trail:
             base = replace(saving.base, key_bytes=key_bytes, newest_bytes=newest_bytes, spared=spared)
             saving.base = self._base = base
 
+    def keep_exact(self, pattern: str) -> None:
+        """Keeps what a pattern of names covers bit for bit, too; the same one again changes nothing."""
+        exact = tuple(dict.fromkeys([*self._settings.exact, pattern]))
+        self._settings = replace(self._settings, exact=exact)
+
     def leave_method(self) -> None:
         """Goes back to the method of the arguments, whatever was loaded or saved with another."""
         self._written = None

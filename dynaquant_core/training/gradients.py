@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.hooks import OwnedHooks, untraced
 from dynaquant_core.quantize.flat import FLOATS
+from dynaquant_core.state.leaves import is_plain
 from dynaquant_core.training.pinned import PinnedCopies, local_shard
 
 __all__ = ["BETA", "GradientCollector", "moment_averages"]
@@ -179,24 +180,31 @@ def moment_averages(
     It serves where a save could not be foreseen (a signal, the end of a run), so that nothing was recorded.
 
     Returns:
-        The optimizer's own tensors by parameter name, of floating-point weights; {} for other optimizers.
+        The optimizer's own tensors by parameter name, of floating-point weights; {} for other optimizers, and
+        for those that keep it in a class of their own (8 bits), which arithmetic need not take.
         Ours; not in the paper.
     """
     return {
         alias: average
         for optimizer in optimizers
         for parameter, state in optimizer.state.items()
-        if isinstance(state, Mapping)  # what an optimizer writes there for itself need not be
+        if (average := _average(state)) is not None
         for alias in names.get(parameter, ())
-        if isinstance(average := state.get("exp_avg"), Tensor)
-        and average.shape == parameter.shape
-        and average.dtype in FLOATS
+        if average.shape == parameter.shape
     }
 
 
 def _averages_itself(optimizer: Optimizer) -> bool:
     """Whether an optimizer that has taken a step keeps an average of the gradients."""
-    return any(isinstance(state, Mapping) and "exp_avg" in state for state in optimizer.state.values())
+    return any(_average(state) is not None for state in optimizer.state.values())
+
+
+def _average(state: object) -> Tensor | None:
+    """The average of the gradients in what an optimizer holds of one parameter."""
+    average = state.get("exp_avg") if isinstance(state, Mapping) else None  # its own notes need not be
+    if isinstance(average, Tensor) and average.dtype in FLOATS and is_plain(average):
+        return average
+    return None
 
 
 def _is_far(gradient: Tensor) -> bool:

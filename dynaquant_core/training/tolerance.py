@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def told(*, raises: bool) -> Iterator[None]:
-    """Raises our own errors and those of a full memory, or logs them; any other is a bug and always raised.
+    """Raises what goes wrong, or logs it; an error that is neither ours nor of a full memory with its place.
 
     Example:
         >>> with told(raises=False):
@@ -29,3 +29,11 @@ def told(*, raises: bool) -> Iterator[None]:
         if raises:
             raise
         logger.warning("training goes on after a failed save: %s", str(error) or "memory is full")
+    except Exception as error:
+        if raises:
+            raise
+        logger.exception(
+            "training goes on after a save that failed by a bug, ours or of what it was given (%s: %s)",
+            type(error).__name__,
+            error,
+        )

@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any, Final, Literal
 
 from composer.core import Evaluator, State
 from composer.core.precision import get_precision_context
+from composer.loggers import Logger
 from composer.trainer.trainer import _adjust_device_eval_microbatch_size, _is_cuda_oom
 
 from dynaquant_composer.batches import batches_of, untouched_generators
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.plugins.generators import put_rng_back, rng_state
 
-__all__ = ["Evaluation", "bare_model", "metric_of"]
+__all__ = ["Evaluation", "bare_model", "metric_of", "unheard_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +110,47 @@ class Evaluation:
             outputs = model.eval_forward(batch)
         with get_precision_context(precision, settings):
             model.update_metric(batch, outputs, metric)
+
+
+def unheard_of(
+    evaluate: Callable[..., Any], heard: Callable[[], tuple[State, Logger] | None]
+) -> Callable[..., Any]:
+    """The user's ``evaluate``, which may ask the trainer (``trainer.eval()``); it takes what it took.
+
+    What it measures are candidates: a callback that stops early would take their metrics for the model's.
+
+    Args:
+        evaluate: of the user.
+        heard: the trainer's state and logger; None where there is no trainer yet.
+    """
+
+    @wraps(evaluate, updated=())
+    def measure(*model: Any) -> Any:
+        around = heard()
+        if around is None:
+            return evaluate(*model)
+        with _unheard(*around):
+            found = evaluate(*model)
+            return list(found) if isinstance(found, Iterator) else found
+
+    return measure
+
+
+@contextmanager
+def _unheard(state: State, destinations: Logger) -> Iterator[None]:
+    """Inside the context no callback is called, nothing is logged, and metrics are the copies of others."""
+    names = ("_callbacks", "eval_metrics", "eval_timestamp", "metric_outputs", "batch", "outputs")
+    before = {name: getattr(state, name) for name in names}
+    evaluators, told = list(state.evaluators), destinations.destinations
+    try:
+        state._callbacks, destinations.destinations = [], ()
+        state.eval_metrics = copy.deepcopy(state.eval_metrics)
+        yield
+    finally:
+        destinations.destinations = told
+        state.evaluators = evaluators
+        for name, value in before.items():
+            setattr(state, name, value)
 
 
 def _names_of(state: State, metric: str | None, mode: Mode) -> dict[str, str]:

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from composer.loggers import Logger
 from composer.utils import dist
 from composer.utils.file_helpers import format_name_with_dist
 
-from dynaquant_composer.evaluation import Evaluation, bare_model
+from dynaquant_composer.evaluation import Evaluation, bare_model, unheard_of
 from dynaquant_composer.fit import explain_misfits, stop_explaining
 from dynaquant_composer.folder import finish, note_of, publish, retire, unmark
 from dynaquant_composer.guard import require_whole_weights, say_what_is_untested
@@ -56,6 +57,9 @@ class FolderSaver(CheckpointSaver):
         self, options: PluginOptions, interval: Time[Any] | None, metric: str | None, **names_and_times: Any
     ) -> None:
         super().__init__(**names_and_times)
+        if options.evaluate is not None:
+            options = replace(options, evaluate=unheard_of(options.evaluate, lambda: self._around))
+        self._around: tuple[State, Logger] | None = None  # what a trainer tells of what it does
         self._options, self._interval, self._metric = options, interval, metric
         self._run = PluginRun(options, framework="composer", report=self._committed)
         self.saved_checkpoints: list[str] = []
@@ -129,6 +133,7 @@ class FolderSaver(CheckpointSaver):
         """Waits and lets go."""
         super().close(state, logger)
         self._run.close()
+        self._around = None
 
     def _save_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """In place of Composer's own; every rank comes here.
@@ -218,6 +223,7 @@ class FolderSaver(CheckpointSaver):
         return tree
 
     def _watch(self, state: State) -> None:
+        self._around = None if self._destinations is None else (state, self._destinations)
         self._run.watch(bare_model(state), state.optimizers, evaluate=self._evaluate(state))
 
     def _evaluate(self, state: State) -> Callable[[], float] | None:

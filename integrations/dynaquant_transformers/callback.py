@@ -24,8 +24,9 @@ class DynaQuantCallback(TrainerCallback):
 
     Args:
         threshold: allowed relative degradation at each checkpoint, a share (0.01 = 1%).
-        evaluate: takes nothing, or the model; returns a number, or one a batch; None: the loss on the
-            Trainer's own ``eval_dataset``.  Without either every checkpoint has one fixed configuration.
+        evaluate: takes nothing, or the model; returns a number, or one a batch; it may ask the Trainer's own
+            ``evaluate()``, of which no callback and no log hears then.  None: the loss on the Trainer's
+            ``eval_dataset``.  Without either every checkpoint has one fixed configuration.
         mode: whether that number is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: the project's default.
         moments: policy for optimizer moments: "8bit", "exact", "compact", "minimal", "sparse", "second"

@@ -1,26 +1,31 @@
-"""The loss on the Trainer's own evaluation data, batch by batch, leaving no trace in the Trainer."""
+"""Measuring with the Trainer, on its own evaluation data or as the user asks it, without a trace in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import wraps
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from dynaquant_core.plugins.generators import apart, kept
 
-__all__ = ["TrainerEvaluation", "alone", "shadowed"]
+__all__ = ["TrainerEvaluation", "alone", "shadowed", "unheard", "unheard_of"]
 
 #: The label of positions that a loss passes over.
 IGNORED = -100
 
 #: Attributes in which subclasses collect metrics between two lines of their log (TRL's trainers).
 METRICS = "_metrics"
+
+#: What the Trainer tells its callbacks, reporters among them.
+EVENTS: Final = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
 class TrainerEvaluation:
@@ -80,9 +85,25 @@ class TrainerEvaluation:
             yield self._trainer.get_eval_dataloader(name)
 
 
+def unheard_of(trainer: Trainer, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's ``evaluate``, which may ask the Trainer (``trainer.evaluate()``); it takes what it took.
+
+    What it measures are candidates: heard by callbacks, their losses would end a training that stops early,
+    and stand in its log as the model's.
+    """
+
+    @wraps(evaluate, updated=())
+    def measure(*model: Any) -> Any:
+        with unheard(trainer):
+            found = evaluate(*model)
+            return list(found) if isinstance(found, Iterator) else found
+
+    return measure
+
+
 @contextmanager
 def alone(trainer: Trainer) -> Iterator[None]:
-    """Inside the context the trainer works as if its process were the only one, and forgets what it did.
+    """As `unheard`, and the trainer works as if its process were the only one.
 
     Its data are not split over ranks and nothing is gathered, so ranks may evaluate different models at the
     same time, and a different number of times.
@@ -94,7 +115,26 @@ def alone(trainer: Trainer) -> Iterator[None]:
             for name in ("gather", "gather_for_metrics", "reduce", "pad_across_processes"):
                 stack.enter_context(shadowed(accelerator, name, _first))
             stack.enter_context(shadowed(trainer.args, "average_tokens_across_devices", False))
-        stack.enter_context(shadowed(trainer, "_eval_dataloaders", {}))  # loaders kept for their workers
+        stack.enter_context(unheard(trainer))
+        yield
+
+
+@contextmanager
+def unheard(trainer: Trainer) -> Iterator[None]:
+    """Inside the context the trainer logs nothing and calls no callback; it forgets what it did.
+
+    Callbacks not being called, none of them ends the training, and ``trainer.control`` is as a signal's
+    handler may have set it meanwhile.
+    """
+    accelerator, handler, history = trainer.accelerator, trainer.callback_handler, trainer.state.log_history
+    with ExitStack() as stack:
+        stack.callback(history.__delitem__, slice(len(history), None))
+        for event in EVENTS:
+            stack.enter_context(shadowed(handler, event, _control))
+        stack.enter_context(shadowed(handler, "eval_dataloader", handler.eval_dataloader))
+        # Loaders with workers are kept by the trainer, and all that it prepares by the accelerator.
+        stack.enter_context(shadowed(trainer, "_eval_dataloaders", {}))
+        stack.enter_context(shadowed(accelerator, "_dataloaders", list(accelerator._dataloaders)))
         # A collator may draw (masks) from a generator of its own, which training shares.
         data = trainer.eval_dataset
         several = data.values() if isinstance(data, dict) else [data]
@@ -103,7 +143,33 @@ def alone(trainer: Trainer) -> Iterator[None]:
         stack.enter_context(shadowed(trainer, "log", _nothing))  # a `compute_loss` may log its parts
         if METRICS in vars(trainer):
             stack.enter_context(shadowed(trainer, METRICS, deepcopy(vars(trainer)[METRICS])))
+        stack.enter_context(_averaged(trainer.optimizer))
         yield
+
+
+@contextmanager
+def _averaged(optimizer: Any) -> Iterator[None]:
+    """The weights that an optimizer without a schedule evaluates, as ``trainer.evaluate()`` has it change to.
+
+    It trains others, and going there and back rounds; so they are put back, and what it notes of where it is.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+    if not (callable(getattr(inner, "eval", None)) and callable(getattr(inner, "train", None))):
+        yield
+        return
+    groups, own = [dict(group) for group in inner.param_groups], dict(vars(inner))
+    weights = [weight for group in groups for weight in group["params"]]
+    values = [weight.detach().to("cpu", copy=True) for weight in weights]
+    try:
+        inner.eval()
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(weights, values, strict=True):
+                weight.copy_(value)
+        vars(inner).update(own)
+        for group, before in zip(inner.param_groups, groups, strict=True):
+            group.update(before)
 
 
 @contextmanager
@@ -132,6 +198,10 @@ def shadowed(owner: object, name: str, value: Any | Callable[..., Any]) -> Itera
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+def _control(args: Any, state: Any, control: Any, *_: Any, **__: Any) -> Any:  # noqa: ARG001 - an event's
+    return control
 
 
 def _first(first: Any, *_: Any, **__: Any) -> Any:

@@ -47,7 +47,8 @@ def load_from_checkpoint(
     session = session_of(trainer)
     tree = read_tree(folder) if session is None else session.read(folder)
     put_weights(trainer.model if model is None else model, tree)
-    _WAITING[trainer] = (str(folder), tree.get(OPTIMIZER))
+    if trainer.is_in_train:  # else nobody asks for it, and it would be held for as long as the trainer is
+        _WAITING[trainer] = (str(folder), tree.get(OPTIMIZER))
 
 
 def load_optimizer_and_scheduler(trainer: Trainer, native: Method, checkpoint: Any) -> None:
@@ -82,6 +83,8 @@ def load_best_model(trainer: Trainer, native: Method) -> None:
         session.settle()
         trainer.accelerator.wait_for_everyone()
     best = trainer.state.best_model_checkpoint
+    if best is None:  # it was on its way when this was asked for, and never came
+        return
     if not is_ours(best):
         native()
         return

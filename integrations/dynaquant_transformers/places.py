@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -92,17 +92,18 @@ class Place:
         shutil.rmtree(old, ignore_errors=True)
         return True
 
-    def name_best(self, state: TrainerState, output: str) -> None:
+    def name_best(self, state: TrainerState, output: str, lost: Container[Place]) -> None:
         """Tells the Trainer's state the final name of the best checkpoint, this one or one that is there.
 
         Args:
             state: of the Trainer.
             output: how the Trainer calls the folder.
+            lost: what this training could not save; a folder of such a name is another training's.
         """
         if not state.best_global_step:
             return
         best = Place(self.output, state.best_global_step)
-        if best.making.exists() or best.final.exists():
+        if best.making.exists() or (best.final.exists() and best not in lost):
             state.best_model_checkpoint = str(Path(output, best.final.name))
 
 

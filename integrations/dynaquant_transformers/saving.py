@@ -24,9 +24,11 @@ __all__ = ["SIGNPOST", "save_files", "save_optimizer_and_scheduler"]
 
 Method = Callable[..., Any]
 
-#: Who looks for native weights is told, by the name of a file that is not there, what to do.
+#: Who looks for native weights is told, by the name of a file that is not there, what to do.  It has no "/",
+#: and fewer characters than a file's name may have.
 SIGNPOST: Final = (
-    "import dynaquant_transformers to read this checkpoint (pip install dynaquant[transformers])"
+    "import dynaquant_transformers (pip install dynaquant[transformers]) and the Trainer reads this "
+    "checkpoint, for from_pretrained run dynaquant export CHECKPOINT --to hf -o FOLDER and load FOLDER"
 )
 
 

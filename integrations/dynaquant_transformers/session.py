@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.agreement import on_all_ranks, rank, ranks
 from dynaquant_core.plugins.refusal import is_refusal
-from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed
+from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed, unheard_of
 from dynaquant_transformers.native import digests, scheduler_state
 from dynaquant_transformers.places import Place, newest_whole, require_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
@@ -54,12 +54,11 @@ class Session:
     def __init__(self, trainer: Trainer, options: PluginOptions, eval_batches: int | None) -> None:
         require_supported(trainer)
         self.trainer = trainer
-        weights = weights_of(trainer.model)
-        if not are_live(weights, trainer.model):  # made for saving only: nothing could be tried in them
-            options = replace(options, exact=(*_patterns(options.exact), ADAPTERS))
         if trainer.args.save_total_limit:  # beyond it a chain keeps more files alive than it makes smaller
             most = max(trainer.args.save_total_limit - 1, 0)
             options = replace(options, max_chain=min(options.max_chain, most))
+        if options.evaluate is not None:
+            options = replace(options, evaluate=unheard_of(trainer, options.evaluate))
         self._raises = options.on_error == "raise"
         self.run = PluginRun(options, framework=FRAMEWORK, report=self._report)
         has_data = trainer.eval_dataset is not None
@@ -115,7 +114,10 @@ class Session:
         """Averages the gradients that this optimizer steps with, from now on."""
         inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper steps without hooks
         optimizers = [inner] if isinstance(inner, Optimizer) else []
-        self.run.watch(self.trainer.model, optimizers, evaluate=self._evaluate)
+        model = self.trainer.model  # made only now where there is a `model_init`
+        if not are_live(weights_of(model), model):  # made for saving only: nothing could be tried in them
+            self.run.keep_exact(ADAPTERS)
+        self.run.watch(model, optimizers, evaluate=self._evaluate)
 
     def step_begins(self, loader: Any) -> None:
         """Before an optimizer step: whether its gradients are wanted; what was committed meanwhile."""
@@ -150,6 +152,7 @@ class Session:
             self.run.meet(place.step)
             self._shelf.put()
             self._shelf.begin(place)
+            best = trainer.state.best_model_checkpoint
             self._place = place
             try:
                 with shadowed(trainer, "_get_output_dir", lambda trial=None: str(place.workshop)):  # noqa: ARG005
@@ -157,10 +160,10 @@ class Session:
             finally:
                 self._place = None
             trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
-            place.name_best(trainer.state, output)
+            place.name_best(trainer.state, output, self._shelf.lost)
             self.run.choose(place.step, tree)
             if trainer.args.should_save:
-                self._commit(place, tree)
+                self._commit(place, tree, best)
 
     def log_ends(self) -> None:
         """The Trainer's last line is in its history: it stays the last one."""
@@ -171,6 +174,7 @@ class Session:
         finally:
             if last is not None:
                 history.append(last)
+            self._agree_on_best()
 
     def settle(self) -> None:
         """Waits until the last checkpoint is committed and has its name."""
@@ -241,10 +245,16 @@ class Session:
             tree[OPTIMIZER] = self.trainer.optimizer.state_dict()
         return tree
 
-    def _commit(self, place: Place, tree: dict[str, Any]) -> None:
+    def _agree_on_best(self) -> None:
+        """The rank that saves alone knows whether the best checkpoint has come; all load it, or none does."""
+        args, state = self.trainer.args, self.trainer.state
+        if args.world_size > 1 and args.load_best_model_at_end:
+            (state.best_model_checkpoint,) = broadcast_object_list([state.best_model_checkpoint])
+
+    def _commit(self, place: Place, tree: dict[str, Any], best: str | None) -> None:
         path = place.making / TRAINER_STATE_NAME
         self.trainer.state.save_to_json(str(path))  # again: it holds the name of the best
-        self._shelf.expect(place)
+        self._shelf.expect(place, best)
         self.run.save(place.making, place.step, tree, note=digests(place.making))
         if any(_reads_saves(callback) for callback in self.trainer.callback_handler.callbacks):
             self.settle()
@@ -253,10 +263,6 @@ class Session:
         """Logs what a checkpoint cost, through the Trainer; subclasses' own logs are left alone."""
         Trainer.log(self.trainer, figures_of(info))
         self._shelf.put()
-
-
-def _patterns(exact: str | Sequence[str]) -> tuple[str, ...]:
-    return (exact,) if isinstance(exact, str) else tuple(exact)
 
 
 def _reads_saves(callback: TrainerCallback) -> bool:

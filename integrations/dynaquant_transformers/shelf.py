@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from transformers import Trainer
@@ -13,19 +14,26 @@ from dynaquant_transformers.places import MAKING, Place, clear_workshop, finish_
 
 __all__ = ["Shelf"]
 
+logger = logging.getLogger(__name__)
+
 
 class Shelf:
     """Puts checkpoints where the Trainer looks for them, once they are whole.
 
     Args:
         trainer: whose folders; only the process that saves changes them.
+
+    Attributes:
+        lost: checkpoints that were on their way and never arrived.
     """
 
     def __init__(self, trainer: Trainer) -> None:
+        self.lost: set[Place] = set()
         self._trainer = trainer
         self._outputs: set[Path] = set()
         self._claims: dict[Path, Claim] = {}  # of output folders: nobody else makes any there
         self._coming: Place | None = None  # on its way to the disk
+        self._best: str | None = None  # what the Trainer called the best one before that
         self._base: Place | None = None  # what the next one builds on
 
     def open(self, output: Path) -> None:
@@ -53,9 +61,9 @@ class Shelf:
                 place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
         self._trainer.accelerator.wait_for_everyone()
 
-    def expect(self, place: Place) -> None:
-        """Tells that a checkpoint is on its way to the disk."""
-        self._coming = place
+    def expect(self, place: Place, best: str | None) -> None:
+        """Tells that a checkpoint is on its way to the disk, and what was the best one before it."""
+        self._coming, self._best = place, best
 
     def put(self) -> None:
         """Gives what has arrived its name; then the Trainer's limit of checkpoints holds again.
@@ -73,7 +81,10 @@ class Shelf:
         self._coming = None
         if not whole:
             place.clear()
+            self.lost.add(place)
+            self._forget_best(place)
             return
+        self.lost.discard(place)
         if self._base is not None and self._base != place:
             self._base.clear()
         self._base = place
@@ -83,6 +94,19 @@ class Shelf:
             save_total_limit=self._trainer.args.save_total_limit,
             best_model_checkpoint=None if best is None else str(place.output / Path(best).name),
             use_mtime=True,
+        )
+
+    def _forget_best(self, place: Place) -> None:
+        """A checkpoint that never came is not the best one: that is the one before, if it is there."""
+        state = self._trainer.state
+        if state.best_model_checkpoint is None or Path(state.best_model_checkpoint).name != place.final.name:
+            return
+        there = self._best is not None and Path(self._best).is_dir()
+        state.best_model_checkpoint = self._best if there else None
+        logger.warning(
+            "the best model, of step %d, has no checkpoint; the best that has one is %s",
+            place.step,
+            state.best_model_checkpoint or "none",
         )
 
     def close(self) -> None:

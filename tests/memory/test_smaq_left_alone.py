@@ -12,6 +12,7 @@ from torch.nn import functional
 from dynaquant_core.errors import GradientError
 from dynaquant_core.memory import smaq
 from tests.memory.nets import ONLY_MAPS, mlp, rows
+from tests.packed import PackedMomentum
 
 
 def test_masks_integers_small_ones_and_parameters_are_left_alone():
@@ -215,6 +216,16 @@ def test_what_is_left_alone_may_not_be_written_to_before_backward(what):
         with pytest.raises(GradientError, match="written to in place after it was saved"):
             out.backward()
         model(batch).square().sum().backward()
+
+
+def test_averages_that_an_optimizer_packs_itself_are_left_alone():
+    model = nn.Linear(64, 64)
+    optimizer = PackedMomentum(model.parameters())
+    model(torch.randn(64, 64)).square().mean().backward()
+    with smaq.apply(model, optimizer) as handle:
+        optimizer.step()
+        assert "weight" in handle.report()
+        assert "state" not in handle.report()
 
 
 class Leaky(nn.Module):

@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from torch import distributed, nn
 
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
+from dynaquant_core.plugins import PluginOptions, PluginRun, read_tree
 from dynaquant_core.plugins.rest import read_rest, split
 from dynaquant_core.state import flatten
+from tests.packed import PackedMomentum
 from tests.plugins.kit import Gauge, is_same
+from tests.training.models import Net, evaluate_net, net_loss, one_step
 
 
 class Colour(enum.Enum):
@@ -184,3 +187,21 @@ def test_any_tree_comes_back(tree, tmp_path_factory):
     folder = Path(tmp_path_factory.getbasetemp()) / f"rest-{next(NUMBERS)}"
     folder.mkdir()
     assert is_same(there_and_back(tree, folder), tree)
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant", "excp"])
+def test_an_optimizer_whose_averages_take_no_part_in_arithmetic_is_saved_and_restored(tmp_path, method):
+    model = Net()
+    optimizer = PackedMomentum(model.parameters())
+    run = PluginRun(PluginOptions(method=method, threshold=0.5, evaluate=evaluate_net), framework="none")
+    run.watch(model, [optimizer])
+    for step in (1, 2):
+        one_step(model, optimizer, net_loss)
+        run.save(
+            tmp_path / str(step), step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        )
+    assert run.wait().step == 2
+    run.close()
+    other = PackedMomentum(Net().parameters())
+    other.load_state_dict(read_tree(tmp_path / "2")["optimizer"])
+    assert is_same(other.values(), optimizer.values())

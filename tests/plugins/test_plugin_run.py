@@ -17,6 +17,7 @@ from dynaquant_core.errors import (
 )
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, is_checkpoint, read_tree
 from dynaquant_core.plugins.folder import replacing
+from tests.methods.toy_method import Rounding
 from tests.plugins.kit import checkpoint, clutter, exact_run, is_same, names_in, state
 from tests.store.kit import exact_store, small_state
 from tests.training.models import build
@@ -250,6 +251,44 @@ def test_warnings_instead_of_errors(tmp_path, caplog):
     assert run.wait().step == 2
     run.close()
     assert caplog.text.count("training goes on after a failed save") == 2
+
+
+class Buggy(Rounding):
+    """A method of somebody's with a bug in it, which shows at some saves."""
+
+    name = "buggy"
+    well = False
+
+    def draft(self, *args, **kwargs):
+        if not self.well:
+            raise IndexError("a bug")
+        return super().draft(*args, **kwargs)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_bug_ends_no_training_that_takes_failed_saves_and_is_told_with_its_place(
+    tmp_path, caplog, together
+):
+    method = Buggy()
+    model, optimizer = build()
+    tree = {"model": model.state_dict()}
+    strict = PluginRun(PluginOptions(method=method), framework="none")
+    strict.watch(model, [optimizer])
+    with pytest.raises(IndexError):
+        strict.save(tmp_path / "0", 1, tree)
+    run = PluginRun(PluginOptions(method=method, on_error="warn"), framework="none")
+    run.watch(model, [optimizer])
+    for step in (1, 2):
+        if together:
+            run.meet(step)
+            run.choose(step, tree)
+        run.save(tmp_path / str(step), step, tree)
+        method.well = True
+    assert run.wait().step == 2
+    run.close()
+    assert names_in(tmp_path) == ["2"]
+    assert 'raise IndexError("a bug")' in caplog.text
+    assert "a save that failed by a bug" in caplog.text
 
 
 def test_a_state_that_cannot_be_saved_names_its_place(tmp_path, run):

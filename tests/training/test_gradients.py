@@ -8,6 +8,7 @@ from torch._dynamo.testing import CompileCounter
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
 from dynaquant_core.training.names import parameter_names
 from tests.device.places import EVERYWHERE
+from tests.packed import PackedMomentum
 from tests.training.models import Net, gpt_loss, net_loss, one_step, seed_everything, small_gpt
 
 
@@ -272,3 +273,15 @@ class SGDWithNotes(torch.optim.SGD):
         super().step(closure)
         self.state["seen"] = 3
         self.state[self.param_groups[0]["params"][0]] = None
+
+
+def test_an_average_of_a_class_that_cannot_be_computed_with_is_none():
+    """Of 8 or 4 bits, as torchao's; then gradients are recorded, as for an optimizer that keeps none."""
+    model = Net()
+    optimizer = PackedMomentum(model.parameters())
+    names = parameter_names({"": model})
+    collector = GradientCollector([optimizer], names, spare=True)
+    collector.start()
+    one_step(model, optimizer, net_loss)
+    assert moment_averages([optimizer], names) == {}
+    assert torch.equal(collector.averages()["head.weight"], model.head.weight.grad)

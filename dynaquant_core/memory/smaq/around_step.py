@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.memory.smaq.alike import Alike
 from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.state.leaves import is_plain
 from dynaquant_core.state.roles import moment_kind
 
 __all__ = ["attach_step"]
@@ -93,7 +94,9 @@ def _settle_state(state: dict[str, Any], coder: Coder, place: str) -> None:
     exact = {"centre", "second"} if "centre" in kinds.values() else set()
     for key, value in state.items():
         kind = kinds[key]
-        if isinstance(value, Tensor) and kind is not None and kind not in exact:
+        if kind is None or kind in exact:
+            continue
+        if isinstance(value, Tensor) and is_plain(value):  # not of a class that is coded already (8 bits)
             positive = kind in {"second", "factor"}
             form = coder.form.second_moments() if positive else coder.form
             _settle(value, coder, "state", f"{place}.{key}", form)

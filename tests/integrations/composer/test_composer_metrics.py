@@ -1,11 +1,13 @@
 """Which evaluators a search measures, where they do not all have the same metric."""
 
 import pytest
-from composer import Evaluator
+from composer import Callback, Evaluator
+from composer.callbacks import EarlyStopper
+from composer.loggers import InMemoryLogger
 from torch.utils.data import DataLoader
 
 from dynaquant_core.errors import ConfigError
-from tests.integrations.composer.kit import EXACT, digits, fit, ours
+from tests.integrations.composer.kit import EXACT, digits, everything, fit, ours, trainer
 
 RIGHT, LOST = "MulticlassAccuracy", "CrossEntropy"
 
@@ -56,3 +58,48 @@ def test_where_no_evaluator_has_a_fitting_metric_the_start_is_refused(tmp_path):
         fit(ours(tmp_path), eval_dataloader=evaluators(a=RIGHT, b=RIGHT), duration="3ba")
     with pytest.raises(ConfigError, match=r"or evaluate=\.$"):
         fit(ours(tmp_path), eval_dataloader=evaluators(a=RIGHT), duration="3ba")
+
+
+class Listening(Callback):
+    """What callbacks hear of evaluations."""
+
+    def __init__(self):
+        self.heard = []
+
+    def eval_end(self, state, logger):
+        loss = float(state.eval_metrics["eval"][LOST].compute())
+        self.heard.append((int(state.timestamp.batch), int(state.eval_timestamp.batch), loss))
+
+    def eval_batch_end(self, state, logger):
+        self.heard.append((int(state.timestamp.batch), state.dataloader_label))
+
+
+def listened(*callbacks):
+    listening, memory = Listening(), InMemoryLogger()
+    stopping = EarlyStopper(LOST, "eval", patience="1ba")
+    run = trainer(listening, stopping, *callbacks, loggers=[memory], eval_interval="3ba", duration="9ba")
+    return run, listening, memory
+
+
+def test_an_evaluate_that_asks_the_trainer_ends_no_training_and_is_logged_nowhere(tmp_path):
+    native, heard, logged = listened()
+    native.fit()
+    asked = []
+
+    def measure():
+        run.eval()
+        asked.append(float(run.state.eval_metrics["eval"][RIGHT].compute()))
+        return asked[-1]
+
+    callback = ours(tmp_path, evaluate=measure, mode="max", threshold=0.3)
+    run, listening, memory = listened(callback)
+    run.fit()
+    assert everything(run) == everything(native)
+    assert listening.heard == heard.heard
+    assert [float(value) for _, value in memory.data[f"metrics/eval/{LOST}"]] == [
+        float(value) for _, value in logged.data[f"metrics/eval/{LOST}"]
+    ]
+    ends = [float(one.state.eval_metrics["eval"][LOST].compute()) for one in (run, native)]
+    assert ends[0] == ends[1]
+    assert 0 < callback.last.evaluations < len(asked)
+    assert callback.last.quality["reference"] in asked

@@ -15,6 +15,7 @@ import transformers
 from dynaquant_core.comm import two_bit
 from dynaquant_core.plugins import describe
 from dynaquant_transformers import DynaQuantCallback
+from tests.full_disk import files_of_at_most
 from tests.integrations.killing import digest_of
 from tests.integrations.transformers.kit import EXACT, ROOT, everything, gpt, trainer
 from tests.integrations.transformers.leaving import leave
@@ -47,6 +48,14 @@ def two_bits(folder):
     return [*found, packs.state.step, digest_of(everything(packs.trainer)["model"])]
 
 
+def lost(folder):
+    """The best checkpoint where the disk of the rank that saves took none, and a digest of the weights."""
+    one = trainer(folder, DynaQuantCallback(**EXACT, on_error="warn"), **GIVEN)
+    with files_of_at_most(60_000):  # enough for the Trainer's own files
+        one.train()
+    return one.state.best_model_checkpoint, digest_of(everything(one)["model"])
+
+
 def trained(one):
     """What training left behind; the model is then the best one, which ours has rounded."""
     return {name: value for name, value in everything(one).items() if name != "model"}
@@ -65,6 +74,7 @@ def main(folder):
     assert everything(again) == everything(whole), "resumed"
     info = describe(folder / "searched" / "checkpoint-6")
     said = {"saved": [info.step, info.met, info.evaluations > 0], "two_bit": two_bits(folder / "two_bit")}
+    said["lost"] = lost(folder / "lost")
     said |= leave(folder, again.args.process_index)
     sys.stdout.write(json.dumps(said) + "\n")
     again.accelerator.wait_for_everyone()

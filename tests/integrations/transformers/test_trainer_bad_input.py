@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 import torch
-from transformers import Trainer
+from transformers import GPT2LMHeadModel, Trainer
 
+from dynaquant_core.cli import main
 from dynaquant_core.errors import (
     ConfigError,
     DependencyError,
@@ -18,7 +19,7 @@ from dynaquant_core.errors import (
     StateMismatchError,
 )
 from dynaquant_core.plugins import MARKER, read_tree
-from dynaquant_transformers import DynaQuantCallback, DynaQuantTrainerMixin, install
+from dynaquant_transformers import DynaQuantCallback, DynaQuantTrainerMixin, install, loading
 from dynaquant_transformers.support import KNOWN
 from tests.integrations.transformers.kit import (
     EXACT,
@@ -62,6 +63,26 @@ def test_without_the_import_the_trainer_says_what_to_import(saved, tmp_path):
     _, errors = process.communicate()
     assert process.returncode == 1
     assert "import dynaquant_transformers" in errors.splitlines()[-1]
+
+
+def test_from_pretrained_says_what_to_export(saved, tmp_path):
+    with pytest.raises(
+        OSError, match="dynaquant export CHECKPOINT --to hf -o FOLDER and load FOLDER"
+    ) as told:
+        GPT2LMHeadModel.from_pretrained(saved / "checkpoint-8")
+    told.match("import dynaquant_transformers .* and the Trainer reads this checkpoint")
+    words = re.search("dynaquant (export .*) and load", str(told.value))[1]
+    words = words.replace("CHECKPOINT", str(saved / "checkpoint-8")).replace("FOLDER", str(tmp_path / "out"))
+    assert main(words.split()) == 0
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    assert bits(dict(loaded.state_dict())) == bits(read_tree(saved / "checkpoint-8")["model"])
+
+
+def test_an_optimizer_that_nobody_asks_for_is_not_held(folder):
+    one = trainer(folder, DynaQuantCallback(**EXACT), model=gpt(seed=9))
+    one._load_from_checkpoint(str(folder / "checkpoint-8"))
+    assert bits(dict(one.model.state_dict())) == bits(read_tree(folder / "checkpoint-8")["model"])
+    assert one not in loading._WAITING
 
 
 def test_a_native_checkpoint_is_resumed_with_the_callback(tmp_path):

@@ -4,14 +4,16 @@ import json
 import os
 import shutil
 import time
+from contextlib import ExitStack
 
 import pytest
-from transformers import TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from dynaquant_core.errors import DynaQuantError, StorageError, StoreLockedError
 from dynaquant_core.plugins import MARKER, describe, read_tree
 from dynaquant_transformers import DynaQuantCallback
 from dynaquant_transformers.native import is_ours
+from tests.full_disk import files_of_at_most
 from tests.integrations.transformers.kit import EXACT, bits, checkpoints, everything, gpt, names, trainer
 
 
@@ -255,3 +257,71 @@ def test_a_save_that_is_asked_for_during_a_search_saves_the_model_and_no_candida
     assert calls[1] != calls[0]
     one.model.eval()
     assert describe(tmp_path / "checkpoint-2").quality["reference"] == pytest.approx(measure())
+
+
+class Scored(Trainer):
+    """The scores of its evaluations are given."""
+
+    scores = ()
+
+    def evaluate(self, *args, **kwargs):
+        metrics = super().evaluate(*args, **kwargs)
+        self.scores, metrics["eval_score"] = self.scores[1:], self.scores[0]
+        return metrics
+
+
+#: The highest score is the best.
+SCORES = {
+    "kind": Scored, "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True,
+    "metric_for_best_model": "score", "greater_is_better": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1, 2, None])
+@pytest.mark.parametrize("best", [6, 8])
+def test_the_best_checkpoint_is_one_that_came(tmp_path, caplog, limit, best):
+    """The disk is full while that of the best model is on its way to it."""
+    callback = DynaQuantCallback(**EXACT, on_error="warn")
+    one = trainer(tmp_path, callback, save_total_limit=limit, **SCORES)
+    one.remove_callback(PrinterCallback)
+    one.scores = tuple(({2: 2, 4: 3, 6: 1, 8: 1} | {best: 4}).values())
+    kept = {}
+
+    def fills():
+        callback.session.settle()
+        full.enter_context(files_of_at_most(60_000))  # enough for the Trainer's own files
+
+    def empties():
+        callback.session.settle()
+        full.close()
+
+    with ExitStack() as full:
+        one.add_callback(At(best, fills, "on_evaluate"))
+        one.add_callback(At(best + 1, empties))
+        one.add_callback(At(4, lambda: kept.update(bits(dict(one.model.state_dict())))))
+        one.train()
+    assert one.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
+    assert bits(dict(one.model.state_dict())) == kept
+    assert best not in checkpoints(tmp_path)
+    assert f"the best model, of step {best}, has no checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize("limit", [1, 2, None])
+def test_where_we_are_turned_off_the_best_checkpoint_is_an_older_one_or_none(tmp_path, monkeypatch, limit):
+    def turned_off(folder, steps, *scores, resume=None):
+        one = trainer(folder, DynaQuantCallback(**EXACT), save_total_limit=limit, max_steps=steps, **SCORES)
+        one.scores = scores
+        one.train(resume_from_checkpoint=resume)
+        return one
+
+    before = turned_off(tmp_path / "run", 4, 1, 2)
+    want = bits(dict(before.model.state_dict()))
+    monkeypatch.setenv("DYNAQUANT_DISABLE", "1")
+    again = turned_off(tmp_path / "run", 8, 3, 4, resume=True)
+    assert again.state.global_step == 8
+    assert again.state.best_model_checkpoint == str(tmp_path / "run" / "checkpoint-4")
+    assert bits(dict(again.model.state_dict())) == want
+    anew = turned_off(tmp_path / "run", 6, 1, 3, 2)  # a checkpoint of another training has the best's name
+    assert anew.state.best_model_checkpoint is None
+    assert bits(dict(anew.model.state_dict())) != want
+    assert MARKER in names(tmp_path / "run" / "checkpoint-4")

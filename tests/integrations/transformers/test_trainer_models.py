@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.utils import release_memory
 from torch import nn
 from transformers import (
     Seq2SeqTrainer,
@@ -231,3 +232,25 @@ def test_frozen_vectors_come_back_bit_for_bit_and_trained_ones_are_compressed(tm
     same = {name: torch.equal(found[name], one) for name, one in live.items() if one.dim() == 1}
     assert same == {name: not live[name].requires_grad for name in same}
     assert len(same) == 9
+
+
+def test_a_trainer_that_gave_its_model_away_trains_again(tmp_path):
+    """As between the trials of a hyperparameter search, and after them: the next one makes its model anew."""
+    one = Trainer(
+        model_init=lambda: gpt(width=16),
+        args=arguments(tmp_path, max_steps=2),
+        train_dataset=digits(),
+        callbacks=[DynaQuantCallback(**EXACT)],
+    )
+    for _ in range(2):
+        one.train()
+        assert bits(read_tree(tmp_path / "checkpoint-2")["model"]) == bits(dict(one.model.state_dict()))
+        one.model_wrapped, one.model = release_memory(one.model_wrapped, one.model)
+        one.accelerator.clear()
+    one.args.max_steps = 4
+    one.train(resume_from_checkpoint=True)
+    one.model_wrapped, one.model = release_memory(one.model_wrapped, one.model)
+    one.args.max_steps = 6
+    one.train(resume_from_checkpoint=True)
+    assert one._initial_global_step == 4
+    assert bits(read_tree(tmp_path / "checkpoint-6")["model"]) == bits(dict(one.model.state_dict()))

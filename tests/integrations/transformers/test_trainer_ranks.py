@@ -55,6 +55,12 @@ def test_gradients_may_travel_in_two_bits(said):
     assert first[1] != first[3]
 
 
+def test_a_best_checkpoint_that_never_came_is_loaded_by_no_rank(said):
+    first, second = (one["lost"] for one in said)
+    assert first == second
+    assert first[0] is None
+
+
 def test_a_rank_that_fails_or_is_silent_ends_both_by_name_and_the_checkpoint_is_there(folder, said):
     first, second = said
     assert first["fails"] == second["fails"]
