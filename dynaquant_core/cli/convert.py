@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +14,16 @@ from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.source import PathArgument, Source, StepOption, open_source
 from dynaquant_core.cli.stored import StoreSource
 from dynaquant_core.errors import CheckpointNotFoundError, NotAStoreError
-from dynaquant_core.plugins.rest import split
+from dynaquant_core.plugins.rest import Rest, split
+from dynaquant_core.state.leaves import dotted
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.best import best_of, measured
+from dynaquant_core.store.described import PLAIN, description_of
 from dynaquant_core.store.disk import require_another
-from dynaquant_core.store.export import to_safetensors
-from dynaquant_core.store.exporters import resolve_exporter
+from dynaquant_core.store.export import brief, to_safetensors
+from dynaquant_core.store.exporters import Exporter, resolve_exporter, taken
 
-__all__ = ["OutOption", "ToOption", "TrustOption", "compact", "export"]
+__all__ = ["OutOption", "ToOption", "TrustOption", "compact", "export", "written"]
 
 #: Looks at a folder that changes meanwhile.
 LOOKS = 5
@@ -70,9 +70,16 @@ def export(
     with working(f"exporting {path} to {out}"):
         source, info, state = looked_up(path, step, best=best, trust=trust)
         if write is to_safetensors:
-            state, _ = split(state)  # frameworks put objects there that are no tensors
-        write(state, out, **beside(write, source.folders().get(info.step)))
+            state, rest = split(state)  # frameworks put objects there that are no tensors
+            if rest.objects:
+                say(f"warning: {out}: safetensors holds tensors alone; left out: {brief(places(rest))}")
+        written(write, state, out, info, source.folders().get(info.step))
     write_line(f"{out}: step {info.step}" + (f", {figures(info)}" if best else ""))
+
+
+def places(rest: Rest) -> list[str]:
+    """Where the objects lay that are no tensors."""
+    return [dotted(place) for place in rest.objects]
 
 
 def looked_up(path: Path, step: int | None, *, best: bool, trust: bool) -> tuple[Source, CheckpointInfo, Any]:
@@ -107,17 +114,22 @@ def figures(info: CheckpointInfo) -> str:
     return f"the best: {measured(info):.6g} as stored{before}"
 
 
-def beside(write: Callable[..., Any], folder: Path | None) -> dict[str, Path]:
-    """The checkpoint's folder for an exporter that takes what the framework put beside it (``source``).
+def written(write: Exporter, state: Any, out: Path, info: CheckpointInfo, folder: Path | None = None) -> None:
+    """Writes a state by an exporter that is given what it takes, and warns of what has no place in its file.
 
-    Example:
-        >>> beside(lambda state, path, source=None: None, Path("checkpoint-3"))
-        {'source': PosixPath('checkpoint-3')}
-        >>> beside(lambda state, path: None, Path("checkpoint-3"))
-        {}
+    Args:
+        write: the exporter.
+        state: as loaded.
+        out: where it goes.
+        info: of the checkpoint.
+        folder: the checkpoint's own, with what a framework put beside it.
     """
-    takes = folder is not None and "source" in signature(write).parameters
-    return {"source": folder} if folder is not None and takes else {}
+    said = description_of(info.report)
+    given = taken(write, source=folder, metadata=said)
+    write(state, out, **given)
+    lost = [] if "metadata" in given else [key for key in said if key not in PLAIN]
+    if lost:
+        say(f"warning: {out}: left out, as only safetensors has a place for such metadata: {brief(lost)}")
 
 
 def compact(

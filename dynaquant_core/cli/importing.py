@@ -26,13 +26,12 @@ from dynaquant_core.methods.registry import require_own_config, resolve_method
 from dynaquant_core.plugins.rest import split
 from dynaquant_core.state.leaves import dotted
 from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store.described import read_description
+from dynaquant_core.store.export import brief
 from dynaquant_core.store.exporters import resolve_importer
 from dynaquant_core.store.native import read_native, refused_class, step_of
 
 __all__ = ["import_native"]
-
-#: Objects that a warning names.
-NAMED = 5
 
 
 def import_native(
@@ -62,8 +61,10 @@ def import_native(
     opened = CheckpointStore(store, method=named, moments=moments, exact=tuple(exact or ()))
     with working(f"importing {native}"):
         own_step, state = read_for(framework, native, trust=trust)
+        said = read_description(native) if framework is None else {}
         state, left_out = holdable(state)
-        info = opened.save(own_step if step is None else step, state, config=config)
+        saving = opened.begin(own_step if step is None else step, state, config=config)
+        info = saving.seal(saving.draft(config), said).write()
     if as_json:
         emit(
             {
@@ -76,8 +77,7 @@ def import_native(
         )
         return
     if left_out:
-        more = f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
-        say(f"warning: left out, as no store can hold it: {', '.join(left_out[:NAMED])}{more}")
+        say(f"warning: left out, as no store can hold it: {brief(left_out)}")
     saved = f"{size(info.stored_bytes)} instead of {size(info.raw_bytes)}"
     write_line(f"{store}: step {info.step}, {saved} ({times(info.raw_bytes, info.stored_bytes)})")
 

@@ -20,16 +20,18 @@ from dynaquant_core.cli.choices import (
     config_of,
     method_of,
 )
-from dynaquant_core.cli.convert import OutOption, ToOption
+from dynaquant_core.cli.convert import OutOption, ToOption, written
 from dynaquant_core.cli.look import part_rows
 from dynaquant_core.cli.output import Json, emit, print_table, write_line
 from dynaquant_core.cli.progress import working
 from dynaquant_core.cli.stored import FileSource
 from dynaquant_core.files import load_file, save_file
 from dynaquant_core.store import CheckpointInfo
-from dynaquant_core.store.disk import require_another
+from dynaquant_core.store.described import read_description
+from dynaquant_core.store.disk import path_from, require_another
 from dynaquant_core.store.exporters import resolve_exporter
 from dynaquant_core.store.native import read_native
+from dynaquant_core.store.single import begin_file
 
 __all__ = ["compress", "decompress"]
 
@@ -62,7 +64,8 @@ def compress(
         if out is None or dry_run:
             info = rehearse(state, config=config, **settings)
         else:
-            info = save_file(state, out, config=config, **settings)
+            saving = begin_file(path_from("compress: OUT.dq", out), state, config=config, **settings)
+            info = saving.seal(saving.draft(config), read_description(native)).write()
     tell(info, native, None if dry_run else out, as_json=as_json)
 
 
@@ -75,7 +78,7 @@ def decompress(
     require_another(out, packed)
     write = resolve_exporter(to, out)
     with working(f"decompressing {packed}"):
-        write(load_file(packed), out)
+        written(write, load_file(packed), out, FileSource(packed).info())
     write_line(f"{out}: written")
 
 

@@ -3,7 +3,7 @@
 Protection: one threshold per metric over all non-embedding weights together, and one over the embeddings.
 Pruning: one threshold per layer type (or tensor, or one for all); embeddings are never pruned; a tensor never
 loses more than a share of its own energy to the threshold it shares (ours: a small tensor among large ones
-would lose everything).
+would lose everything), nor of its energy about its mean (one far from zero, what tells its values apart).
 
 Guarantees, ties included: each protection rule takes at most its share and falls short of it by less than the
 weights of one bucket; so does pruning, whatever the distribution.
@@ -81,7 +81,9 @@ def pruning_threshold(sketches: Iterable[Sketch], share: float) -> float:
     return float(merged.buckets.limits[fitting - 1])
 
 
-def capped(threshold: float, sketch: Sketch, energy: Energy | None, cap: float) -> float:
+def capped(
+    threshold: float, sketch: Sketch, energy: Energy | None, cap: float, spread: float = math.inf
+) -> float:
     """The threshold lowered until what it prunes of this tensor holds at most ``cap`` of its energy (ours).
 
     Args:
@@ -90,6 +92,7 @@ def capped(threshold: float, sketch: Sketch, energy: Energy | None, cap: float) 
         energy: float64[size], sum of w^2 in each bucket; None where the metric is magnitude, and the buckets'
             own edges bound it.
         cap: largest share of the tensor's energy, in [0, 1]; 1 switches the rule off.
+        spread: the tensor's energy about its mean, where that is known; the smaller one counts.
 
     Returns:
         The largest member of a bucket, at most ``threshold``; -1 where even the lowest bucket is too much.
@@ -102,7 +105,7 @@ def capped(threshold: float, sketch: Sketch, energy: Energy | None, cap: float) 
         lost, whole = energy, float(energy.sum())
     limits = sketch.buckets.limits
     shared = int(np.searchsorted(limits, np.float32(threshold), side="right"))
-    own = int(np.searchsorted(np.cumsum(lost), cap * whole, side="right"))
+    own = int(np.searchsorted(np.cumsum(lost), cap * min(whole, spread), side="right"))
     lowest = min(shared, own)
     return float(limits[lowest - 1]) if lowest > 0 else -1.0
 
@@ -118,6 +121,7 @@ def cuts(
     energy_cap: float = 0.02,
     prune_scope: PruneScope = "layer_type",
     keep_zeros: bool = False,
+    spreads: Mapping[str, float] | None = None,
 ) -> dict[str, Cut]:
     """Thresholds of every tensor (paper 4.2).
 
@@ -133,6 +137,7 @@ def cuts(
         prune_scope: who shares a pruning threshold: tensors of a type (the paper's), nobody, or all.
         keep_zeros: zeros are pruned whatever the share, so that they come back as zeros (ours): where more
             weights are zero than may be pruned, the published rule prunes none.
+        spreads: energy about its mean of every tensor, for `capped`.
 
     Returns:
         One `Cut` per name in ``magnitudes``.
@@ -155,7 +160,7 @@ def cuts(
             own, energy = magnitudes[name], None
         else:
             own, energy = sensitivities.get(name, (magnitudes[name], None))
-        limit = capped(prunings.get(name, -1.0), own, energy, energy_cap)
+        limit = capped(prunings.get(name, -1.0), own, energy, energy_cap, (spreads or {}).get(name, math.inf))
         cut = Cut(by_magnitude, by_sensitivity, limit, prune_metric)
         if keep_zeros and limit < 0.0 and magnitudes[name].counts[0] > 0:
             cut = replace(cut, prune=float(magnitudes[name].buckets.limits[0]), prune_metric="magnitude")

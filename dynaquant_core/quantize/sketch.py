@@ -8,7 +8,7 @@ for `BitBuckets(6)`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from dynaquant_core.quantize.buckets import Buckets
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.seam import histogram
 
-__all__ = ["Sketch", "SparseSketch"]
+__all__ = ["Moments", "Sketch", "SparseSketch"]
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -95,6 +95,20 @@ class Sketch:
         return Sketch(self.buckets.unsigned(), counts)
 
 
+class Moments(NamedTuple):
+    """Of the values in each filled bucket of a sketch.
+
+    Args:
+        means: float64[r], ascending.
+        variances: float64[r], mean squared distance from the mean.
+        deviations: float64[r], mean distance from it.
+    """
+
+    means: NDArray[np.float64]
+    variances: NDArray[np.float64]
+    deviations: NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseSketch:
     """A sketch to keep: its filled buckets, two thousand of the 33 thousand of `BitBuckets(6)`, about.
@@ -126,8 +140,8 @@ class SparseSketch:
         """The whole sketch."""
         return Sketch(self.buckets, self.spread(self.counts))
 
-    def means(self, part: Tensor) -> NDArray[np.float64]:
-        """What stands for the values of each filled bucket: the mean of those in it.
+    def moments(self, part: Tensor) -> Moments:
+        """What stands for the values of each filled bucket, their mean, and how they lie about it.
 
         The middle of a bucket is off by up to its relative error, all one way where values are equal or of
         few bits: of bfloat16 a bucket of `BitBuckets(6)` holds two, its lower edge and about its middle.
@@ -136,21 +150,33 @@ class SparseSketch:
             part: some of the sketched values, or all, any shape and device; the same ones give the same bits.
 
         Returns:
-            float64[r], ascending; the bucket's own value where none of ``part`` is in it, and of zero's.
+            `Moments`.  Where ``part`` has too little in a bucket, the bucket's own value, and distances of
+            values that fill it evenly; for zero's, zero.
 
         Example:
             >>> from dynaquant_core.quantize.buckets import BitBuckets
             >>> ones = torch.ones(8)
-            >>> SparseSketch.of(Sketch.of(ones, BitBuckets(6))).means(ones).tolist()
-            [1.0]
+            >>> found = SparseSketch.of(Sketch.of(ones, BitBuckets(6))).moments(ones)
+            >>> found.means.tolist(), found.variances.tolist()
+            ([1.0], [0.0])
         """
         values = borrowed(flatten(part).to(torch.float32).cpu())
-        where = self.buckets.bucket_of(values)
-        counts = np.bincount(where, minlength=self.buckets.size)[self.rows]
-        sums = np.bincount(where, values, self.buckets.size)[self.rows]
-        own = self.buckets.values[self.rows]
-        found: NDArray[np.float64] = np.divide(sums, counts, out=own.copy(), where=(counts > 0) & (own != 0))
-        return found
+        place = np.zeros(self.buckets.size, dtype=np.intp)
+        place[self.rows] = np.arange(self.rows.size)
+        where = place[self.buckets.bucket_of(values)]
+        counts = np.bincount(where, minlength=self.rows.size)
+        own, edges = self.buckets.values[self.rows], self.buckets.edges
+        widths = edges[self.rows + 1] - edges[self.rows]
+        sums = np.bincount(where, values, self.rows.size)
+        means = np.divide(sums, counts, out=own.copy(), where=(counts > 0) & (own != 0))
+        away = np.abs(values - means[where])
+        known = counts >= np.minimum(self.counts, 2)
+        squares, sums = (np.bincount(where, each, self.rows.size) for each in (away**2, away))
+        variances = np.divide(squares, counts, out=widths**2 / 12, where=known)
+        deviations = np.divide(sums, counts, out=widths / 4, where=known)
+        # Equal values have none; their sum's rounding is less than any difference of float32 makes.
+        none = (own == 0) | (variances < 2.0**-70 * means**2)
+        return Moments(means, np.where(none, 0.0, variances), np.where(none, 0.0, deviations))
 
     def spread(self, values: NDArray[_Number]) -> NDArray[_Number]:
         """Values of the filled buckets, [r], as values of all of them, [size]; zero elsewhere."""

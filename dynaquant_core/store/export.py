@@ -11,7 +11,8 @@ import logging
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path, PurePath
@@ -23,12 +24,20 @@ from torch import Tensor
 
 from dynaquant_core.errors import UnsupportedStateError
 from dynaquant_core.state import flatten
+from dynaquant_core.state.leaves import Path as LeafPath
+from dynaquant_core.state.leaves import dotted
 from dynaquant_core.store.commit import atomic_path, remove_abandoned
+from dynaquant_core.store.described import PLAIN
 from dynaquant_core.store.disk import require_target
 
-__all__ = ["replace_natively", "to_pt", "to_safetensors", "write_natively", "write_tensors"]
+__all__ = ["brief", "replace_natively", "to_pt", "to_safetensors", "write_natively", "write_tensors"]
 
 logger = logging.getLogger(__name__)
+
+#: Names that a warning has room for.
+NAMED = 5
+#: In what further tensors may lie, and tensors.
+NODES = (dict, list, tuple, Tensor, np.ndarray)
 
 
 def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
@@ -82,34 +91,73 @@ def write_natively(state: Any, file: IO[bytes]) -> None:
         raise OSError(errno.EIO, "torch.save could not finish writing") from error
 
 
-def to_safetensors(state: Any, path: str | os.PathLike[str]) -> None:
+def to_safetensors(
+    state: Any, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes a state's tensors and arrays, by dotted name, as a safetensors file.
 
-    A tied tensor is written once, under its first name.  Everything that is no tensor is left out, which the
-    log says.
+    A tied tensor is written once, under its first name.  Everything that is no tensor is left out, of which
+    the log warns.
 
     Args:
         state: a tree as a store returns it.
         path: of the new file.
+        metadata: what it shall say of itself beside its format.
 
     Raises:
         UnsupportedStateError: the format does not have a tensor's dtype.
         StorageError: the system refused; an existing file is as before.
     """
-    leaves = [leaf for leaf in flatten(state).leaves if leaf.source != "data"]
-    tensors = {leaf.name: leaf.tensor.cpu().contiguous() for leaf in leaves}
+    leaves = flatten(state).leaves
+    tensors = {leaf.name: leaf.tensor.cpu().contiguous() for leaf in leaves if leaf.source != "data"}
     _separate(tensors)
 
-    _replace(Path(path), lambda temporary: write_tensors(tensors, temporary))
-    logger.info("%s holds the %d tensors; numbers and text beside them were left out", path, len(tensors))
+    _replace(Path(path), lambda temporary: write_tensors(tensors, temporary, metadata))
+    others = list(_beside(state, (), {leaf.path for leaf in leaves if leaf.source == "data"}))
+    if others:
+        logger.warning("%s: safetensors holds tensors alone; left out: %s", path, brief(others))
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def brief(names: Sequence[str]) -> str:
+    """Some names, the first few where they are many.
+
+    Example:
+        >>> brief("abcdefg")
+        'a, b, c, d, e and 2 more'
+    """
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+def _beside(value: Any, path: LeafPath, data: AbstractSet[LeafPath]) -> Iterator[str]:
+    """Where a tree holds what is no tensor; a list of such is one place, and None nothing.
+
+    Args:
+        value: of a node.
+        path: its own.
+        data: of nodes whose leaf is no tensor either (long lists of numbers, dates).
+    """
+    if path in data:
+        yield dotted(path)
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            yield from _beside(child, (*path, key), data)
+    elif isinstance(value, list | tuple) and any(isinstance(each, NODES) for each in value):
+        for index, child in enumerate(value):
+            yield from _beside(child, (*path, index), data)
+    elif not isinstance(value, Tensor | np.ndarray) and value is not None and value not in ([], ()):
+        yield dotted(path)
+
+
+def write_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
     """Writes a safetensors file in place, readable for whom the umask lets.
 
     Args:
         tensors: by name, contiguous, no two of them in one storage.
         path: of the file.
+        metadata: what it says of itself beside its format.
 
     Raises:
         UnsupportedStateError: the format does not have a tensor's dtype.
@@ -121,7 +169,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.touch()
     mode = path.stat().st_mode  # safetensors writes for its owner only
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata={**PLAIN, **(metadata or {})})
     except (SafetensorError, ValueError, KeyError) as error:
         refused = re.search(r"os error (\d+)", str(error))
         if refused:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ __all__ = [
     "exporter_names",
     "resolve_exporter",
     "resolve_importer",
+    "taken",
 ]
 
-#: Writes a state as loaded from a store to a path.
-Exporter = Callable[[Any, Path], None]
+#: Writes a state as loaded from a store to a path.  One that takes ``metadata`` gets what the file that the
+#: checkpoint was made of said of itself (`described`), one that takes ``source`` a framework's own folder.
+Exporter = Callable[..., None]
 
 #: Reads another program's checkpoint: (completed optimizer steps, state).  One that takes ``weights_only``
 #: runs no code unless that is False.
@@ -77,6 +80,17 @@ def resolve_exporter(to: str | None, path: str | os.PathLike[str]) -> Exporter:
         return exporter
     installed: Exporter = _load("exporter", name, _installed(ENTRY_POINTS), names)
     return installed
+
+
+def taken(write: Exporter, **known: Any) -> dict[str, Any]:
+    """Which of the arguments that are known an exporter takes; those that are None or empty are not known.
+
+    Example:
+        >>> taken(lambda state, path, source=None: None, source=Path("checkpoint-3"), metadata={"a": "b"})
+        {'source': PosixPath('checkpoint-3')}
+    """
+    parameters = signature(write).parameters
+    return {name: value for name, value in known.items() if value and name in parameters}
 
 
 def resolve_importer(name: str) -> Importer:

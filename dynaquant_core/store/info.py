@@ -54,7 +54,8 @@ class CheckpointInfo:
         skipped: what `CheckpointStore.newest` or a load passed over to arrive here.
         exact: names of floating weights of two dimensions and more that are stored bit for bit.
         options: the method's options, as recorded.
-        report: everything that was recorded about the search, its state included.
+        report: everything that was recorded about the search, its state included; and, under "safetensors",
+            what the file of that format that it was made of said of itself.
     """
 
     step: int

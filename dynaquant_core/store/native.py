@@ -16,7 +16,15 @@ import torch
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
 from dynaquant_core.format import MAGIC
 
-__all__ = ["is_safetensors", "read_native", "read_torch", "refused_class", "step_of", "whole_number"]
+__all__ = [
+    "first_line",
+    "is_safetensors",
+    "read_native",
+    "read_torch",
+    "refused_class",
+    "step_of",
+    "whole_number",
+]
 
 #: How the writers of training states call the step; the first one found is taken.
 STEP_KEYS = ("step", "global_step", "iteration", "iter", "steps")
@@ -158,7 +166,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, json.JSONDecodeError, ValueError) as error:
-        raise CorruptFileError(f"{path}: not a whole safetensors file ({_first_line(error)}).") from error
+        raise CorruptFileError(f"{path}: not a whole safetensors file ({first_line(error)}).") from error
 
 
 def _plain_numpy() -> list[Any]:
@@ -174,11 +182,12 @@ def _plain_numpy() -> list[Any]:
 
 def _cause(error: BaseException) -> str:
     """What torch's zip reader says is wrong; not its unpickler, whose advice is to read without its guard."""
-    line = _first_line(error)
+    line = first_line(error)
     tells = isinstance(error, RuntimeError) and "weights" not in line.lower()
     return f" ({line})" if tells else ""
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its class."""
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") if text else type(error).__name__

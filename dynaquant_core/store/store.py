@@ -18,8 +18,9 @@ from dynaquant_core.methods.base import Method
 from dynaquant_core.store.best import best_of
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.chain import MAX_DEPTH, Chain
+from dynaquant_core.store.described import description_of
 from dynaquant_core.store.disk import guarded, path_from
-from dynaquant_core.store.exporters import resolve_exporter
+from dynaquant_core.store.exporters import resolve_exporter, taken
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.loading import Loading
 from dynaquant_core.store.partial import patterns_of
@@ -335,7 +336,8 @@ class CheckpointStore:
         """
         target = path_from("export: path", path)
         exporter = resolve_exporter(to, target)
-        exporter(self._loading.alone(step), target)
+        state = self._loading.alone(step)
+        exporter(state, target, **taken(exporter, metadata=description_of(self.info(step).report)))
 
     def compact(self) -> list[int]:
         """Frees space: every checkpoint that stays only because another builds on it is removed.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynaquant_core.cli.convert import beside
 from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_core.store.exporters import taken
 from tests.cli.test_look import flip
 from tests.cli.words import Shell, training_state
 from tests.plugins.kit import Gauge
@@ -151,8 +151,8 @@ def test_an_exporter_may_ask_for_the_folder() -> None:
     def write(state: object, path: Path, source: Path | None = None) -> None:
         pass
 
-    assert beside(write, Path("a")) == {"source": Path("a")}
-    assert beside(write, None) == {}
+    assert taken(write, source=Path("a")) == {"source": Path("a")}
+    assert taken(write, source=None) == {}
 
 
 def test_compact_is_for_stores(shell: Shell, output: Path) -> None:

@@ -211,5 +211,9 @@ def test_means_are_those_of_what_lies_in_each_bucket(dtype, scheme):
     exact = values.double().numpy()
     where = scheme.bucket_of(exact)
     expected = [exact[where == row].mean() for row in sparse.rows]
-    np.testing.assert_allclose(sparse.means(values), expected, rtol=1e-12)
-    assert (np.diff(sparse.means(values[:100])) > 0).all()
+    found = sparse.moments(values)
+    np.testing.assert_allclose(found.means, expected, rtol=1e-12)
+    away = [np.abs(exact[where == row] - exact[where == row].mean()) for row in sparse.rows]
+    np.testing.assert_allclose(found.variances, [np.mean(each**2) for each in away], rtol=1e-9, atol=1e-30)
+    np.testing.assert_allclose(found.deviations, [each.mean() for each in away], rtol=1e-9, atol=1e-15)
+    assert (np.diff(sparse.moments(values[:100]).means) > 0).all()

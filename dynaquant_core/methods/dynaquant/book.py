@@ -2,7 +2,8 @@
 
 Refitting moves boundaries a little at every checkpoint, and weights that did not move change their code.  A
 codebook of the base that is still nearly as good is therefore kept: it costs no bytes, and codes of unmoved
-weights stay.  No tensor is quantised worse than `ERROR_CAP` allows, whatever its neighbours or its tails.
+weights stay.  No tensor is quantised worse than `ERROR_CAP` allows, whatever its neighbours, its tails or how
+close together its values lie: what no codebook serves is kept in words, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,11 +21,22 @@ from dynaquant_core.quantize.kmeans import exact, lloyd
 from dynaquant_core.quantize.kmeans.polish import polish
 from dynaquant_core.quantize.kmeans.weights import bucket_weights
 
-__all__ = ["ERROR_CAP", "Book", "Keep", "choose_book", "fit", "fresh_book", "keep_or_fit", "within_cap"]
+__all__ = [
+    "ERROR_CAP",
+    "WORDS",
+    "Book",
+    "Keep",
+    "choose_book",
+    "fit",
+    "fresh_book",
+    "keep_or_fit",
+    "within_cap",
+]
 
 #: Largest RMS error of a tensor against its spread about its mean, times its bins: 2.2 times what an optimal
 #: codebook of as many centres leaves of normal data.  A fit that breaks it is repeated by count alone, then
-#: with more bins.
+#: with more bins.  Where the most break it, values lie too close together for the sketch's buckets, or their
+#: tails are too long for codes that are drawn, and the tensor is kept in words.
 ERROR_CAP = 3.5
 
 #: Most bins of a point inside the cube.
@@ -39,13 +51,18 @@ class Book:
 
     Args:
         centres: float32[k], ascending.
-        source: "own" (stored with this tensor), "base" (as in the base checkpoint), "shared".
+        source: "own" (stored with this tensor), "base" (as in the base checkpoint), "shared"; "words": there
+            is none, and the tensor is kept bit for bit.
         loss: sum of squared distances of the survivors.
     """
 
     centres: Centres
-    source: Literal["own", "base", "shared"]
+    source: Literal["own", "base", "shared", "words"]
     loss: float
+
+
+#: Of a tensor that no codebook serves.
+WORDS = Book(np.zeros(0, dtype=np.float32), "words", 0.0)
 
 
 #: Chooses between the base's centres and a fresh fit: (survivors, bins, options, the base's) -> book.
@@ -94,7 +111,7 @@ def within_cap(counts: SurvivorCounts, centres: Centres, bins: int, *, drawn: bo
 
 
 def fresh_book(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, *, drawn: bool = False) -> Book:
-    """A fit of the tensor's own; where it breaks the cap, by count alone, then with more bins."""
+    """A fit of the tensor's own; where it breaks the cap, by count alone, with more bins, or `WORDS`."""
     centres = fit(counts, bins, options)
     if options.profile != "paper" and not within_cap(counts, centres, bins, drawn=drawn):
         wider = bins
@@ -102,6 +119,8 @@ def fresh_book(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, *, 
         while wider < MAX_BINS and not within_cap(counts, centres, bins, drawn=drawn):
             wider = min(MAX_BINS, 2 * wider)
             centres = fit(counts, wider, options, sigma=1.0)
+        if counts.coding_error(centres, drawn=drawn) > (ERROR_CAP / bins) ** 2:
+            return WORDS
     return Book(centres, "own", counts.loss(centres))
 
 
@@ -146,5 +165,7 @@ def keep_or_fit(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, ba
         if loss <= allowed * counts.loss(best):
             return Book(base, "base", loss)
     fresh = fresh_book(counts, bins, options)
+    if fresh is WORDS:
+        return fresh
     keeps = base.size == fresh.centres.size and loss <= allowed * fresh.loss
     return Book(base, "base", loss) if keeps else fresh

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dynaquant_core.config import Config, DynaQuantOptions
-from dynaquant_core.methods.dynaquant.book import Book, Centres, choose_book, keep_or_fit
+from dynaquant_core.methods.dynaquant.book import WORDS, Book, Centres, choose_book, keep_or_fit
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.dithered import fitted_to, keep_or_widen
 from dynaquant_core.methods.dynaquant.held import Scope
@@ -109,14 +109,15 @@ class Bookshelf:
         if not together:
             return None
         base = None if self.survey.ref is None else self.survey.ref.shared
-        return self._keep(merge(together), int(self.config.bins), self.options, base).centres
+        book = self._keep(merge(together), int(self.config.bins), self.options, base)
+        return None if book is WORDS else book.centres
 
     def _worth(self, choice: Choice) -> float:
         """Bytes of a choice at equal error; errors weigh by the squared gradient where it is known."""
         total = error = 0.0
         weights = 0
         for name, book in choice.books.items():
-            total += predicted_bytes(self.survey, name, self.cuts[name], book.centres)
+            total += predicted_bytes(self.survey, name, self.cuts[name], book)
             error += self._error_weight(name) * book.loss
             weights += self.survey.state[name].numel()
         return equal_error_bytes(total, error, weights)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.config import MAX_BINS, DynaQuantOptions
-from dynaquant_core.methods.dynaquant.book import ERROR_CAP, Book, Centres, fresh_book, within_cap
+from dynaquant_core.methods.dynaquant.book import ERROR_CAP, WORDS, Book, Centres, fresh_book, within_cap
 from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
 from dynaquant_core.methods.dynaquant.held import Coded, Held
 from dynaquant_core.methods.dynaquant.sample import BLOCK
@@ -91,7 +91,10 @@ def _has_zero(survey: Survey, name: str, cut: Cut) -> bool:
 
 def keep_or_widen(counts: SurvivorCounts, bins: int, options: DynaQuantOptions, base: Centres | None) -> Book:
     """The base's centres while nearly as good as a fresh fit's, few weights beyond them; see `book.Keep`."""
-    fitted = fresh_book(counts, bins, options, drawn=True).centres
+    book = fresh_book(counts, bins, options, drawn=True)
+    if book is WORDS:
+        return book
+    fitted = book.centres
     fresh = widened(counts, fitted)
     if base is not None and options.frozen_slack > 0 and within_cap(counts, base, bins, drawn=True):
         kept = widened(counts, base)

@@ -15,14 +15,16 @@ from dynaquant_core.coding.counts import joint_counts
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.lazy import lazy
 from dynaquant_core.methods.base import Reference, Stream
-from dynaquant_core.methods.dynaquant.book import Book
+from dynaquant_core.methods.dynaquant.book import WORDS, Book
 from dynaquant_core.methods.dynaquant.dithered import by_place, drawn_contexts, levels_of
 from dynaquant_core.methods.dynaquant.held import Coded, CodeRoom, Held, Scope
 from dynaquant_core.methods.dynaquant.layout import Layout, Row, write_array
+from dynaquant_core.methods.dynaquant.plain import word_stream
 from dynaquant_core.methods.dynaquant.predict import drawn_bytes, predicted_bytes, stream_bytes
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
 from dynaquant_core.methods.dynaquant.sample import sample, stride_of
 from dynaquant_core.methods.dynaquant.survey import Survey
+from dynaquant_core.methods.words import Plain, plain_of
 from dynaquant_core.quantize.cut import PROTECTED, Cut
 from dynaquant_core.quantize.dither import assign_dithered
 from dynaquant_core.quantize.lattice import offset_key
@@ -81,7 +83,7 @@ class CodesDraft:
         self._epoch = survey.epoch
         #: The epoch of the draws where a reader is told it, for the contexts of its coder.
         self._told = survey.epoch if ref is not None and options.coder != "paper" else None
-        self._coded: dict[str, Coded] = {}
+        self._coded: dict[str, Coded | Plain] = {}
         self._room = CodeRoom(self.specs)
 
     @lazy
@@ -95,8 +97,10 @@ class CodesDraft:
     def _predict(self, name: str) -> float:
         if name not in self._coded:
             assert self._survey is not None
-            return predicted_bytes(self._survey, name, self.cuts[name], self.books[name].centres)
+            return predicted_bytes(self._survey, name, self.cuts[name], self.books[name])
         held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
+        if isinstance(held, Plain):
+            return len(word_stream(name, held, self.ref).payload)
         stride = stride_of(held.codes.size, self._total)
         codes = sample(held.codes, stride)
         told = None if base is None else self._told
@@ -107,7 +111,7 @@ class CodesDraft:
         else:
             joint = by_place(joint_counts(codes, drawn_contexts(base, told, name, stride)))
         joint = np.rint(joint * (held.codes.size / max(1, codes.size))).astype(np.int64)
-        protected = len(self._protected_stream(name).payload) if held.protected.size else 0
+        protected = len(self._protected_stream(name, held).payload) if held.protected.size else 0
         predict = stream_bytes if told is None else drawn_bytes
         return protected + predict(joint, has_base=base is not None, coder=self.options.coder)
 
@@ -123,8 +127,11 @@ class CodesDraft:
             device = state[name].device if name in state else torch.device("cpu")
             yield name, self._code(name).tensor(device)
 
-    def _code(self, name: str) -> Coded:
-        """Codes of one tensor, assigned on first use (paper 4.2, 4.3)."""
+    def _code(self, name: str) -> Coded | Plain:
+        """Codes of one tensor, assigned on first use (paper 4.2, 4.3); or its words, where none serve."""
+        if name not in self._coded and self.books[name] is WORDS:
+            assert self._survey is not None
+            self._coded[name] = plain_of(self._survey.state[name], bf16=False)
         if name not in self._coded:
             assert self._survey is not None
             survey, book = self._survey, self.books[name]
@@ -172,6 +179,8 @@ class CodesDraft:
 
     def _tensor_streams(self, name: str) -> list[Stream]:
         held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
+        if isinstance(held, Plain):
+            return [word_stream(name, held, self.ref)]
         context = None if base is None else base.codes
         candidates = code_candidates(self.options.coder, has_base=context is not None)
         codes = Stream(name, "codes", *encode_smallest(held.codes, context, candidates))
@@ -179,17 +188,17 @@ class CodesDraft:
             known = drawn_contexts(base, self._told, name)
             drawn = Stream(name, "drawn", *encode_smallest(held.codes, known, ("rans_context",)))
             codes = min(codes, drawn, key=lambda stream: len(stream.payload))
-        return [codes, self._protected_stream(name)] if held.protected.size else [codes]
+        return [codes, self._protected_stream(name, held)] if held.protected.size else [codes]
 
-    def _protected_stream(self, name: str) -> Stream:
-        held, base = self._coded[name], None if self.ref is None else self.ref.coded(name)
+    def _protected_stream(self, name: str, held: Coded) -> Stream:
+        base = None if self.ref is None else self.ref.coded(name)
         before = None
         if base is not None and self.options.coder != "paper":
             before = base_patterns(base, np.flatnonzero(held.codes == PROTECTED))
         return write_protected(name, held.protected, before)
 
     def _layout(self) -> Layout:
-        letters = {"own": "o", "base": "b", "shared": "s"}
+        letters = {"own": "o", "base": "b", "shared": "s", "words": "e"}
         rows = [Row(letters[book.source], book.centres.size) for book in self.books.values()]
         return Layout(rows, 0 if self.shared is None else int(self.shared.size), self.scope)
 

@@ -91,7 +91,8 @@ class DynaQuant:
         """Floating matrices of at least 256 finite elements; the rest is stored exactly.
 
         So is a matrix that lies within two buckets (`is_narrow`), as one of ones does: its codes would tell
-        next to nothing of it.  Published: it is coded like the others.
+        next to nothing of it.  What is accepted may still be kept in words by a draft, where codes would tell
+        too little (`book.ERROR_CAP`).  Published: both are coded like the others.
         """
         options = self._options
         narrow = 0.0 if options.profile == "paper" else NARROW * 2.0**-options.mantissa_bits

@@ -1,6 +1,7 @@
-"""Beyond the cube: every tensor in bfloat16, or bit for bit.
+"""Beyond codebooks: tensors in bfloat16, or bit for bit.
 
-A threshold is a promise: where no codebook keeps it, these do, at 2 to 1 and about 1.2 to 1.
+A threshold is a promise: where no codebook keeps it, these do, at 2 to 1 and about 1.2 to 1.  So is the cap
+on a tensor's error (`book`), where it is one tensor that no codebook serves.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dynaquant_core.methods.dynaquant.held import Held, Scope
 from dynaquant_core.methods.dynaquant.layout import Layout, Row
 from dynaquant_core.methods.words import CODECS, Plain, plain_of
 
-__all__ = ["PlainDraft"]
+__all__ = ["PlainDraft", "word_stream"]
 
 
 class PlainDraft:
@@ -81,8 +82,11 @@ class PlainDraft:
         return self._streams
 
     def _stream(self, name: str) -> Stream:
-        plain = self._plain(name)
-        base = self.ref.tensors.get(name) if self.ref is not None else None
-        same_kind = isinstance(base, Plain) and base.bf16 == self.bf16
-        context = base.bits if same_kind and isinstance(base, Plain) else None
-        return Stream(name, "values", *encode_smallest(plain.bits, context, CODECS))
+        return word_stream(name, self._plain(name), self.ref)
+
+
+def word_stream(name: str, plain: Plain, ref: Held | None) -> Stream:
+    """The stream of a tensor that is kept as words, given the base, which may hold it in the same way."""
+    base = None if ref is None else ref.tensors.get(name)
+    context = base.bits if isinstance(base, Plain) and base.bf16 == plain.bf16 else None
+    return Stream(name, "values", *encode_smallest(plain.bits, context, CODECS))

@@ -8,18 +8,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynaquant_core.coding import cost
+from dynaquant_core.methods.dynaquant.book import WORDS, Book
 from dynaquant_core.methods.dynaquant.dithered import drawn_counts
+from dynaquant_core.methods.dynaquant.plain import word_stream
 from dynaquant_core.methods.dynaquant.survey import Survey
+from dynaquant_core.methods.words import plain_of
 from dynaquant_core.quantize.codebook import FIRST_CENTRE
-from dynaquant_core.quantize.cut import Cut
+from dynaquant_core.quantize.cut import NO_CUT, Cut
 
 __all__ = ["drawn_bytes", "predicted_bytes", "stream_bytes"]
 
 Counts = NDArray[np.int64]
 
 
-def predicted_bytes(survey: Survey, name: str, cut: Cut, centres: NDArray[np.float32]) -> float:
-    """Bytes of a tensor's codes and protected weights under a cut and a codebook."""
+def predicted_bytes(survey: Survey, name: str, cut: Cut, book: Book) -> float:
+    """Bytes of a tensor's codes and protected weights under a cut and a codebook, or of its words."""
+    if book is WORDS:
+        return float(survey.recent(name, NO_CUT, "words", lambda *_: word_bytes(survey, name)))
+    centres = book.centres
     if survey.epoch is None:
         tally, scale = survey.tally(name, cut)
         joint = tally.by_level(survey.lookup(name, centres), FIRST_CENTRE + centres.size).T
@@ -29,6 +35,11 @@ def predicted_bytes(survey: Survey, name: str, cut: Cut, centres: NDArray[np.flo
     whole = joint if scale == 1.0 else np.rint(joint * scale).astype(np.int64)
     predict = stream_bytes if survey.epoch is None else drawn_bytes
     return predict(whole, has_base=has_base, coder=survey.options.coder) + survey.protected_bytes(name, cut)
+
+
+def word_bytes(survey: Survey, name: str) -> int:
+    """Bytes of a tensor bit for bit: encoded to know it."""
+    return len(word_stream(name, plain_of(survey.state[name], bf16=False), survey.ref).payload)
 
 
 def drawn_bytes(joint: Counts, *, has_base: bool, coder: str) -> float:

@@ -28,7 +28,9 @@ def merge(parts: Mapping[str, SurvivorCounts]) -> SurvivorCounts:
     beyond = np.bincount(where, counts * (values - values[first][where]), first.size)
     means = values[first] + beyond / np.maximum(total, 1)
     energy = sum(part.energy for part in parts.values())
-    return SurvivorCounts(means, edges[first], total, energy, 0.0)
+    inside = sum(part.inside for part in parts.values())
+    between = float(np.dot(counts, (values - means[where]) ** 2))
+    return SurvivorCounts(means, edges[first], total, energy, 0.0, inside + between)
 
 
 def equal_error_bytes(nbytes: float, error: float, weights: int) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dynaquant_core.config import Config, DynaQuantOptions
 from dynaquant_core.lazy import lazy
 from dynaquant_core.methods.base import Hints
-from dynaquant_core.methods.dynaquant.counts import SurvivorCounts
+from dynaquant_core.methods.dynaquant.counts import SurvivorCounts, spread_of
 from dynaquant_core.methods.dynaquant.held import Held
 from dynaquant_core.methods.dynaquant.protected import base_patterns, write_protected
 from dynaquant_core.methods.dynaquant.sample import LEAST, in_whole, sample, stride_of
@@ -28,7 +28,7 @@ from dynaquant_core.quantize.codebook import FIRST_CENTRE, lookup
 from dynaquant_core.quantize.cut import PROTECTED, Cut
 from dynaquant_core.quantize.layers import layer_type
 from dynaquant_core.quantize.seam import Tally
-from dynaquant_core.quantize.sketch import Sketch, SparseSketch
+from dynaquant_core.quantize.sketch import Moments, Sketch, SparseSketch
 from dynaquant_core.threads import map_threads
 
 __all__ = ["Survey", "cut_key"]
@@ -70,7 +70,7 @@ class Survey:
         self.state, self.ref, self.options, self.epoch = state, ref, options, epoch
         if sketches_of is not None:  # same tensors, another base: the sketches do not depend on it
             self.__dict__["signed"] = sketches_of.signed
-            self.__dict__["means"] = sketches_of.means
+            self.__dict__["moments"] = sketches_of.moments
             self.__dict__["scored"] = sketches_of.scored
         self.gradients = {name: hints.gradients[name] for name in state if name in hints.gradients}
         self.types = {
@@ -99,26 +99,37 @@ class Survey:
         return dict(zip(self.state, map_threads(sketch, list(self.state.values())), strict=True))
 
     @lazy
-    def means(self) -> dict[str, NDArray[np.float64]]:
-        """What stands for each filled bucket of `signed`: the mean of its values (published: its own).
+    def moments(self) -> dict[str, Moments]:
+        """What stands for each filled bucket of `signed`, and how its values lie about that.
 
-        Of a large tensor a sample tells, the same on every device; a bucket that it misses keeps its own.
+        The first is the mean of the values (published: the bucket's own, as if all were equal to it).  Of a
+        large tensor a sample tells, the same on every device; a bucket that it misses keeps its own.
         """
 
-        def mean(name: str) -> NDArray[np.float64]:
+        def moments(name: str) -> Moments:
             sketch = self.signed[name]
             if self.options.profile == "paper":
-                return sketch.buckets.values[sketch.rows]
+                return Moments(sketch.buckets.values[sketch.rows], *np.zeros((2, sketch.rows.size)))
             flat = self.state[name].detach().reshape(-1)
-            return sketch.means(sample(flat, max(1, flat.numel() // LEAST)))
+            return sketch.moments(sample(flat, max(1, flat.numel() // LEAST)))
 
-        return dict(zip(self.state, map_threads(mean, list(self.state)), strict=True))
+        return dict(zip(self.state, map_threads(moments, list(self.state)), strict=True))
+
+    @lazy
+    def spreads(self) -> dict[str, tuple[float, float]]:
+        """How far every tensor's values spread (`counts.spread_of`; published: their energy about zero)."""
+        counted = {name: (sketch.counts, self.moments[name]) for name, sketch in self.signed.items()}
+        if self.options.profile == "paper":
+            return {
+                name: (float(np.dot(counts, own.means**2)), 0.0) for name, (counts, own) in counted.items()
+            }
+        return {name: spread_of(*each) for name, each in counted.items()}
 
     def lookup(self, name: str, centres: NDArray[np.float32]) -> NDArray[np.uint8]:
         """The level of each bucket of a tensor under a codebook (`codebook.lookup`)."""
         sketch = self.signed[name]
         stand = sketch.buckets.values.copy()
-        stand[sketch.rows] = self.means[name]
+        stand[sketch.rows] = self.moments[name].means
         return lookup(centres, sketch.buckets, stand)
 
     def magnitudes(self) -> dict[str, Sketch]:
@@ -157,6 +168,7 @@ class Survey:
                 energy_cap=self.options.energy_cap,
                 prune_scope=self.options.prune_scope,
                 keep_zeros=self.options.profile != "paper",
+                spreads={name: energy for name, (energy, _) in self.spreads.items()},
             )
         return self._cuts[key]
 
@@ -198,16 +210,14 @@ class Survey:
         else:
             stays = ~(cut.pruned(buckets) | cut.protected(buckets))[sketch.rows]
             rows, counts = sketch.rows[stays], sketch.counts[stays]
-        means = self.means[name]
-        middle = 0.0
-        if self.options.profile != "paper":
-            middle = float(np.dot(sketch.counts, means)) / max(1, int(sketch.counts.sum()))
-        energy = float(np.dot(sketch.counts, (means - middle) ** 2))
+        means, variances, _ = self.moments[name]
+        energy, hidden = self.spreads[name]
         pruned = 0.0 if cut.prunes_zeros_alone(buckets) else self.options.energy_cap
         edges = np.stack((buckets.edges[rows], buckets.edges[rows + 1]), axis=1)
         edges[buckets.values[rows] == 0] = 0.0
-        values = means[np.searchsorted(sketch.rows, rows)]
-        return SurvivorCounts(values, edges, counts, energy, pruned)
+        places = np.searchsorted(sketch.rows, rows)
+        inside = float(np.dot(counts, variances[places]))
+        return SurvivorCounts(means[places], edges, counts, energy, pruned, inside, hidden)
 
     def _count_jointly(self, name: str, cut: Cut) -> tuple[Tally, float]:
         base = None if self.ref is None else self.ref.coded(name)
