@@ -87,12 +87,16 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
             self._newest = local(path), self._moment
 
     def finish(self, checkpoint: dict[str, Any], path: Any) -> None:
-        """Waits with all ranks; each of them calls it after rank 0's save, and then finds the folder.
+        """Waits with all ranks, which call it after rank 0's save, where somebody may lean on it at once.
+
+        A ModelCheckpoint's goes on in the background: ranks that load it wait for it then.
 
         Raises:
             SaveError: it could not be written, here or on another rank.
         """
-        if not (self.turns.busy or self._is_interrupted) and self.takes(checkpoint, path):
+        if self.turns.busy or self._is_interrupted or not self.takes(checkpoint, path):
+            return
+        if self._must_wait(local(path)):
             self.meet()
 
     def meet(self) -> None:
@@ -109,7 +113,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         """Saves, or links where the same moment was saved under another name."""
         try:
             self._save_or_link(checkpoint, path)
-            if self._must_wait(path):
+            if self._must_wait(path) and not self._meets:
                 self.wait()
         except DynaQuantError as error:
             if not self._is_interrupted:
@@ -176,14 +180,14 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
     def _is_interrupted(self) -> bool:
         return bool(self.trainer.state.status == TrainerStatus.INTERRUPTED)
 
-    def _must_wait(self, path: str) -> bool:
-        """Whether nothing would wait for the save, or somebody may look at it or lean on it at once.
+    @property
+    def _meets(self) -> bool:
+        """Whether all ranks `finish` this save together."""
+        return bool(self.trainer.world_size > 1 and self.trainer.state.status == TrainerStatus.RUNNING)
 
-        Several ranks `finish` each save.
-        """
+    def _must_wait(self, path: str) -> bool:
+        """Whether nothing would wait for the save, or somebody may look at it or lean on it at once."""
         state = self.trainer.state
-        if self.trainer.world_size > 1 and state.status == TrainerStatus.RUNNING:
-            return False
         running = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING and not self._over
         linked = any(getattr(one, "save_last", None) == "link" for one in self.trainer.checkpoint_callbacks)
         return not running or linked or not removed_in_order(path)

@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.core import saving
 from torchmetrics import Accuracy
 
 from dynaquant_core.errors import DynaQuantError
-from dynaquant_core.plugins import describe, find_checkpoints, is_checkpoint, read_tree
+from dynaquant_core.plugins import describe, find_checkpoints, is_checkpoint
 from dynaquant_core.plugins.line import Line
 from dynaquant_lightning import DynaQuantCallback
 from tests.integrations.lightning.kit import EXACT, Digits, bits, fit
@@ -66,7 +67,7 @@ class Reads(Callback):
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_step in {3, 6}:
-            step = read_tree(self.keeper.best_model_path)["global_step"]
+            step = saving.pl_load(self.keeper.best_model_path)["global_step"]
             Digits.load_from_checkpoint(self.keeper.best_model_path)
             with (self.folder / f"read-{trainer.global_rank}").open("a") as file:
                 print(step, file=file)
@@ -90,7 +91,7 @@ class Keeps(ModelCheckpoint):
 
 
 class Full(Callback):
-    """From the second save on the disk of the rank that writes is full."""
+    """From the second save on the disk of the rank that writes is full; all ranks hear of it at the third."""
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_step == 4:
@@ -126,10 +127,10 @@ def found_by_the_second(folder):
 
 
 def read_by_all(folder, *callbacks):
-    """Steps that each rank read in mid-training, from a name that is used again; or what it raised."""
+    """What each rank read in mid-training, from a name used again; or raised, where something fails."""
     keeper = Keeps(folder / "kept", filename="best", every_n_train_steps=3, enable_version_counter=False)
     folder.mkdir()
-    ours = keeper, Reads(folder, keeper), DynaQuantCallback(**EXACT), *callbacks
+    ours = keeper, DynaQuantCallback(**EXACT), *(callbacks or [Reads(folder, keeper)])
     try:
         fit(folder, *ours, epochs=1, devices=2, strategy="ddp_fork")
     except torch.multiprocessing.ProcessRaisedException:
