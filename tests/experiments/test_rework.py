@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from dynaquant_core.experiments.report.rework import rework_rows, stage_rows
 from dynaquant_core.experiments.rework.chain import Chain
 from dynaquant_core.experiments.rework.point import point_of
 from dynaquant_core.experiments.trainer import Trainer
+from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.registry import resolve_method
 from dynaquant_core.store.store import CheckpointStore
 from tests.experiments.conftest import enter_workplace
@@ -109,7 +109,7 @@ def test_bytes_are_those_of_the_streams_that_the_method_writes(ran: Results) -> 
     trainer, method, held, sizes = Trainer(run), resolve_method("lc"), None, []
     for step in range(STEPS + 1):
         flat = torch.cat([own.detach().reshape(-1) for own in trainer.model.parameters()])[None]
-        draft = method.draft({"w": flat}, held, method.config({"bits": 2}), SimpleNamespace())
+        draft = method.draft({"w": flat}, held, method.config({"bits": 2}), Hints())
         streams, held = draft.encode()
         sizes.append(sum(len(stream.payload) for stream in streams))
         if step < STEPS:
