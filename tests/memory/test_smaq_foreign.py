@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -111,3 +114,9 @@ def test_a_detectors_boxes_stay_where_they_are():
     for pool in (operators.roi_align, operators.roi_pool):
         exact, coded = (gradient(Detector(pool), *batch, coded=coded) for coded in (False, True))
         assert torch.equal(exact[0], coded[0]), "nothing else that its way back needs is packed"
+
+
+def test_torch_s_compiler_is_not_imported_for_it() -> None:
+    """Every command line would wait for it a second; and torch 2.7 leaves a temporary folder behind."""
+    code = "import sys; import dynaquant_core.memory.smaq; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

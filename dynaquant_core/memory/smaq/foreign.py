@@ -8,6 +8,7 @@ process ended in a segmentation fault.  Fused attention exponentiates a differen
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -24,8 +25,8 @@ OWN: Final = frozenset({"torch._ops.aten", "torch._ops.prim", "torch._ops.prims"
 #: What every function of ``torch.autograd.Function`` is called through, and what it then saves is saved by.
 APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
-#: Where torch wraps hooks that it shall not compile.
-WRAPPER: Final = torch._dynamo.eval_frame.__file__
+#: Where torch wraps hooks that it shall not compile; importing that takes a second.
+WRAPPER: Final = str(Path(torch.__file__).with_name("_dynamo") / "eval_frame.py")
 
 
 def is_foreign(func: Any) -> bool:
