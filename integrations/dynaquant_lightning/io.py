@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +11,6 @@ from typing import Any, Literal
 import torch
 from lightning.fabric import is_wrapped
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
@@ -66,12 +63,8 @@ class DynaQuantCheckpointIO(CheckpointIO):
         given = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
         self.runs = Runs(PluginOptions(**given), self.reported)
         self._native = TorchCheckpointIO()
-        self._parallel: DistributedDataParallel | None = None
         self._saves = 0
         self.turns = Turns()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_parallel": None}  # belongs to this process
 
     # -- for Fabric --------------------------------------------------------------------------------
 
@@ -83,7 +76,6 @@ class DynaQuantCheckpointIO(CheckpointIO):
             optimizers: one or several, likewise.
             evaluate: used where the class was given none.
         """
-        self._parallel = _parallel(model)
         several = optimizers if isinstance(optimizers, Iterable) else [optimizers]
         self.runs.watch(_bare(model), [_bare(optimizer) for optimizer in several], evaluate)
 
@@ -167,9 +159,7 @@ class DynaQuantCheckpointIO(CheckpointIO):
     def begin_folder(self, checkpoint: dict[str, Any], path: str) -> None:
         """The same, but the folder is on its way when this returns; the live tensors may change."""
         run = self.runs.begin(path, moments=has_moments(checkpoint))
-        with _unsynchronised(self._parallel):  # the other ranks wait for this one's search
-            tree = to_tree(checkpoint, path)
-            run.save(path, self.step_of(checkpoint), tree, note=kind_note(checkpoint))
+        run.save(path, self.step_of(checkpoint), to_tree(checkpoint, path), note=kind_note(checkpoint))
 
     def step_of(self, checkpoint: Mapping[str, Any]) -> int:
         """Completed steps as the checkpoint tells them; where it does not, saves are counted."""
@@ -184,25 +174,6 @@ class DynaQuantCheckpointIO(CheckpointIO):
 def _is_taken(path: Any) -> bool:
     """Whether what is written there is a checkpoint and not a scratch copy of Lightning's own."""
     return not Path(os.fspath(path)).name.startswith(".")
-
-
-def _parallel(wrapped: Any) -> DistributedDataParallel | None:
-    """What runs a module on several ranks, if something does: inside Fabric's wrapper, or a compiler's."""
-    inside = wrapped.modules() if isinstance(wrapped, nn.Module) else ()
-    return next((one for one in inside if isinstance(one, DistributedDataParallel)), None)
-
-
-@contextmanager
-def _unsynchronised(module: DistributedDataParallel | None) -> Iterator[None]:
-    """Inside the context a forward pass broadcasts no buffers, for which it would wait on the other ranks."""
-    if module is None:
-        yield
-        return
-    before, module.require_forward_param_sync = module.require_forward_param_sync, False
-    try:
-        yield
-    finally:
-        module.require_forward_param_sync = before
 
 
 def _bare(wrapped: Any) -> Any:
