@@ -104,13 +104,16 @@ def read_for(framework: str | None, native: Path, *, trust: bool) -> tuple[int, 
 def holdable(state: Any) -> tuple[Any, list[str]]:
     """The state without what no store can hold, and what that is: place and class.
 
-    A state that is such an object as a whole is given back as it is, for the store to refuse.
+    A model or an optimizer that was pickled whole stands as its own ``state_dict``.  A state that as a whole is
+    another such object is given back as it is, for the store to refuse.
 
     Example:
         >>> holdable({"step": 3, "tags": {"a"}})
         ({'step': 3}, ['tags (builtins.set)'])
     """
     tree, rest = split(state)
+    if any(has_state(value) for value in rest.objects.values()):
+        tree, rest = split(unfolded(state))
     if () in rest.objects:
         return state, []
     for place in rest.objects:
@@ -120,6 +123,20 @@ def holdable(state: Any) -> tuple[Any, list[str]]:
         if isinstance(holder, dict):  # in a list None keeps the others' places
             del holder[place[-1]]
     return tree, [f"{dotted(place)} ({class_name(value)})" for place, value in rest.objects.items()]
+
+
+def unfolded(node: Any) -> Any:
+    """A tree with the ``state_dict`` in place of each object that has one."""
+    if isinstance(node, dict):
+        return {key: unfolded(value) for key, value in node.items()}
+    if type(node) in (list, tuple):
+        return type(node)(unfolded(value) for value in node)
+    return unfolded(node.state_dict()) if has_state(node) else node
+
+
+def has_state(value: Any) -> bool:
+    """Whether this is a model, an optimizer or another object with a ``state_dict``."""
+    return callable(getattr(value, "state_dict", None)) and not isinstance(value, type)
 
 
 def class_name(value: Any) -> str:

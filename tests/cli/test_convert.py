@@ -103,6 +103,23 @@ def test_import_leaves_out_what_no_store_can_hold_and_names_it(shell: Shell, tmp
     assert "Unwelcome" in whole.error()
 
 
+def test_import_takes_the_state_of_a_model_that_was_pickled_whole(shell: Shell, tmp_path: Path) -> None:
+    path, model = tmp_path / "whole.pt", torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.save(model, path)
+    assert "--trust" in shell("import", path, tmp_path / "alone").error()
+    assert shell("import", path, tmp_path / "alone", "--trust", "--exact", "*").status == 0
+    torch.save({"nets": [model], "optimizer": optimizer, "epoch": 3}, path)
+    outcome = shell("import", path, tmp_path / "store", "--trust", "--exact", "*")
+    assert "left out" not in outcome.err
+    state = CheckpointStore(tmp_path / "store").load()
+    for found in (CheckpointStore(tmp_path / "alone").load(), state["nets"][0]):
+        assert torch.equal(found["0.weight"], model[0].weight)
+        model.load_state_dict(found)
+    assert state["epoch"] == 3
+    optimizer.load_state_dict(state["optimizer"])
+
+
 @pytest.mark.parametrize("content", ["object", "plain pickle", "noise", "text", "empty", "half"])
 def test_import_refuses_what_could_run_code_or_is_damaged(shell: Shell, tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.pt"
