@@ -104,8 +104,8 @@ def read_for(framework: str | None, native: Path, *, trust: bool) -> tuple[int, 
 def holdable(state: Any) -> tuple[Any, list[str]]:
     """The state without what no store can hold, and what that is: place and class.
 
-    A model or an optimizer that was pickled whole stands as its own ``state_dict``.  A state that as a whole is
-    another such object is given back as it is, for the store to refuse.
+    A model or an optimizer that was pickled whole stands as its own ``state_dict``.  A state that is another
+    such object as a whole is given back as it is, for the store to refuse.
 
     Example:
         >>> holdable({"step": 3, "tags": {"a"}})
