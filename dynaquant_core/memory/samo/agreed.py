@@ -29,8 +29,8 @@ STATES: Final = "optimizer states"
 class Agreed:
     """Compares masks, theta32 and the optimizer's state over a group, once and after a load.
 
-    Else ranks only tell each other, in one number before each average, whether one of them has loaded: who has
-    would compare alone, against gradients of the others.
+    Else ranks only tell each other, in one number before each average, whether one of them has loaded: who
+    has would compare alone, against gradients of the others.
 
     Args:
         slots: the trained parameters.
