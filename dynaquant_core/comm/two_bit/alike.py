@@ -77,5 +77,5 @@ class Alike:
 
 
 def _has_run_out() -> bool:
-    """Whether an exchange is one that `join` makes for a rank without data, in no backward pass of its own."""
+    """Whether an exchange is one that `join` makes for a rank without data, in no backward pass."""
     return torch._C._current_graph_task_id() < 0
