@@ -95,11 +95,16 @@ def _broadcasting_nothing() -> Iterator[None]:
     if FORWARD_SYNC in vars(DistributedDataParallel):  # an evaluation inside of one
         yield
         return
-    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, lambda _, __: None))
+    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, _keep_first))
     try:
         yield
     finally:
         delattr(DistributedDataParallel, FORWARD_SYNC)
+
+
+def _keep_first(wrapper: DistributedDataParallel, value: bool) -> None:
+    """Sets the flag of a wrapper that is made meanwhile; those that have one keep it."""
+    vars(wrapper).setdefault(FORWARD_SYNC, value)
 
 
 def _wants_model(evaluate: Callable[..., Any]) -> bool:

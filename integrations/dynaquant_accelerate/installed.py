@@ -24,6 +24,7 @@ from dynaquant_accelerate.tracking import Tracking
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns
+from dynaquant_core.plugins.agreement import on_all_ranks
 from dynaquant_core.plugins.refusal import is_refusal
 
 __all__ = ["PLACE", "Installed"]
@@ -103,14 +104,15 @@ class Installed:
         run.meet(step)
         if not run.enabled:
             return None
-        self._naming.clear_the_way()
         self._watch()  # what was prepared or registered since belongs to it
         try:
-            place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
+            with on_all_ranks(step), self._everyone():
+                self._naming.clear_the_way()
+            with self._naming.numbered_together(), on_all_ranks(step), self._everyone():
+                place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
         except (OSError, RuntimeError) as error:
             return self._refused(error)
         tree = state_of(self._accelerator, models, written, step)
-        self._accelerator.wait_for_everyone()  # every file of every process is there
         run.choose(step, tree)  # from here on nobody waits: where a process cannot measure, the others leave
         if self._accelerator.is_main_process:
             run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
@@ -162,6 +164,16 @@ class Installed:
         with ExitStack() as last:
             last.callback(self._run.close)
             self._steps.close()
+
+    @contextmanager
+    def _everyone(self) -> Iterator[None]:
+        """Waits at its end for all processes, failed or not, however long: then every file is there."""
+        try:
+            yield
+        except Exception:
+            self._accelerator.wait_for_everyone()
+            raise
+        self._accelerator.wait_for_everyone()
 
     def _watch(self) -> None:
         """Watches what is prepared and registered now."""

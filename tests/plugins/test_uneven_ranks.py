@@ -9,7 +9,7 @@ import pytest
 from tests.gloo import Found, play
 from tests.plugins.uneven_ranks import LATE
 
-RANKS, ACTS = "tests.plugins.uneven_ranks", ("late", "zeros", "heavy", "ahead", "at_once")
+RANKS, ACTS = "tests.plugins.uneven_ranks", ("late", "zeros", "heavy", "ahead", "paged_out", "at_once")
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +70,9 @@ def test_all_ranks_hear_together_that_a_save_has_failed_in_the_background(found:
     assert early == "nothing"
     assert late.startswith("a checkpoint could not be written in the background")
     assert second["heard"] == ["nothing", f"rank 0 of 2: SaveError: {late}"]
+
+
+def test_a_rank_that_cannot_read_its_gradients_is_named_before_anybody_waits_for_it(found: Found) -> None:
+    (first,), (second,) = (rank["saves"] for rank in found["paged_out"])
+    assert first["heard"] == "SaveError: rank 1 of 2: OSError: the disk with the averages is gone"
+    assert "the disk with the averages is gone" in second["heard"]

@@ -56,7 +56,8 @@ class Coder:
         smallest: tensors of fewer values are left alone.
 
     Attributes:
-        doubted: whether other ranks may draw otherwise: nobody has compared since it was made or loaded.
+        doubted: whether other ranks may draw otherwise: nobody has compared since it was made, loaded or
+            reseeded.
     """
 
     def __init__(self, form: Format, generator: torch.Generator, reuse: int, smallest: int) -> None:
@@ -186,6 +187,7 @@ class Coder:
         require(whole, f"SmaQ: a seed must be a whole number from -2^63 to 2^64 - 1, got {seed!r:.80}.")
         self.generator.manual_seed(seed)
         self._seed_step()
+        self.doubted = True
 
     def _seed_step(self) -> None:
         seed = torch.randint(2**62, (), generator=self.generator, device=self.generator.device)

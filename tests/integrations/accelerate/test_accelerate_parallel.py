@@ -51,3 +51,14 @@ def test_two_ranks_save_once_resume_and_leave_together(tmp_path):
         folder = tmp_path / place / "checkpoints" / "checkpoint_0"
         assert describe(folder).met is None  # nothing was found: the weights are exact
         assert {"random_states_0.pkl", "random_states_1.pkl"} <= set(names(folder))
+
+
+def test_what_one_rank_cannot_write_or_remove_both_hear_and_go_on(tmp_path):
+    first, second = map(json.loads, together(tmp_path, 0, 0, "refuse"))
+    link, hook, after = zip(first, second, strict=True)
+    assert "cannot be written" in link[0]
+    assert "symbolic link" in link[0]
+    assert link[1].startswith("SaveError: rank 0 of 2: OSError: Cannot call rmtree on a symbolic link")
+    assert hook[0] == "SaveError: rank 1 of 2: OSError: no room for mine"
+    assert hook[1].endswith("cannot be written: no room for mine")
+    assert after == ("nothing", "nothing")
