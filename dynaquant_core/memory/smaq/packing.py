@@ -2,7 +2,8 @@
 
 Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
 casts of parameters (`recasts`), log-probabilities, one value a row, what attention and norms need as it is,
-what operators of other libraries save (`foreign`), and what `Coder.takes` does not take.
+what operators of other libraries save and checkpointed blocks are given (`foreign`), and what `Coder.takes`
+does not take.
 """
 
 from __future__ import annotations
