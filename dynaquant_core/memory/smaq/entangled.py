@@ -20,7 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["ENTANGLED", "GRIDS", "ORDERED", "SOFTMAX", "Everything", "GridCall", "Nothing", "is_extreme", "named"]
+__all__ = [
+    "ENTANGLED",
+    "GRIDS",
+    "ORDERED",
+    "SOFTMAX",
+    "Everything",
+    "GridCall",
+    "Nothing",
+    "is_extreme",
+    "named",
+]
 
 
 def named(*names: str) -> frozenset[Any]:
