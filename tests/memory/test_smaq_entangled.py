@@ -103,6 +103,11 @@ OPERATIONS = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_gradients_come_through(name):
     """Packed each for itself, most of these gave NaN; a share through the maximum was lost without a word."""
+    if (
+        name == "by the range"
+        and "NotImplemented" in torch.ones(2, requires_grad=True).aminmax().min.grad_fn.name()
+    ):
+        pytest.skip("this torch has no derivative of aminmax")
     model, inputs = Through(OPERATIONS[name]), torch.randn(ROWS, 32)
     model(inputs)
     assert error(model, lambda run: run(inputs).square().mean()) < 0.2

@@ -26,8 +26,10 @@ from dynaquant_core.memory.smaq.norms import NORMS, NormCall
 
 __all__ = ["Calls"]
 
-#: Compiled, they save other tensors, or for other calls as well, of which nothing is known.
-UNCOMPILED = ATTENTION | ENTANGLED | SOFTMAX | frozenset(GATES)
+#: Compiled, they save other tensors, or for other calls as well, of which nothing is known.  Dictionaries,
+#: for the compiler of torch 2.7 does not look into a set of functions, and would take nothing of the model.
+UNCOMPILED = dict.fromkeys(ATTENTION | ENTANGLED | SOFTMAX | frozenset(GATES))
+BY_ORDER = dict.fromkeys(ORDERED)
 
 #: What is known of a call, where it is not compiled.
 KNOWN = NORMS | GRIDS | ORDERED
@@ -53,10 +55,10 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Calls it; what `spares` wants to know of as it has to be called."""
-        known = func in UNCOMPILED or (func in ORDERED and is_extreme(func, args, kwargs or {}))
+        known = func in UNCOMPILED or (func in BY_ORDER and is_extreme(func, args, kwargs or {}))
         if (known or is_foreign(func)) and _trains(args, kwargs or {}):
             return self._uncompiled(self, func, args, kwargs or {})
-        if func in KNOWN and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and func in KNOWN:
             return _noted(self, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
