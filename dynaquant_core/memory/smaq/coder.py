@@ -104,6 +104,11 @@ class Coder:
             self._count(role, tensor.nbytes if raw is None else raw, packed.nbytes)
             return packed
 
+    def count(self, packed: Packed, role: str, raw: int) -> None:
+        """Counts what somebody else has packed, as `pack` counts its own."""
+        with self._lock:
+            self._count(role, raw, packed.nbytes)
+
     @plainly
     def settle(self, tensor: Tensor, role: str, place: str, form: Format | None = None) -> Tensor | None:
         """What a tensor is once it was coded and decoded; None where it is left alone; as `pack`."""
