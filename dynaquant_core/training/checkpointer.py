@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number, require_threshold
-from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError
+from dynaquant_core.errors import SaveError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.disk import warn_of_unwritable
@@ -303,11 +303,14 @@ class Checkpointer:
     def wait(self) -> CheckpointInfo | None:
         """Waits until the save in the background is committed; returns the info of the last checkpoint.
 
+        In the middle of a save, where a signal's handler may be, there is none to wait for yet.
+
         Raises:
             SaveError: a save failed since the last call.
         """
         with self._turn, told(raises=self._saves.raises):
-            self._worker.wait()
+            if not self._turns.busy:  # else its thread may be about to start, and wait for this one
+                self._worker.wait()
         return self.last
 
     def close(self) -> None:
@@ -358,16 +361,11 @@ class Checkpointer:
         try:
             resumed = resume(self.store, self._subject, step, fresh)
         except BaseException as error:
-            # It was loaded, which alone would give the right to write here; any other error of ours comes
-            # before that.  One that is not ours (Ctrl-C) may have come in the midst of it.
-            if isinstance(error, StateMismatchError) or not isinstance(error, DynaQuantError):
-                self._saves.misfit = True
+            self._saves.not_restored(error)
             raise
         if resumed is not None:
             self._completed, self._chooser.state = resumed.step, resumed.search
-        self._saves.misfit = False
-        # A save of the same step in another life is another one; what was asked for in here adds nothing.
-        self._saves.step = None if resumed is None else resumed.step
+        self._saves.restored(None if resumed is None else resumed.step)
         if self._enabled:
             warn_of_unwritable(self.store.path)
         if resumed is None:

@@ -78,10 +78,12 @@ def _load(step: _Step) -> None:
     try:
         step.item.load_state_dict(step.state)
     except Exception as error:
-        raise StateMismatchError(
+        refusal = StateMismatchError(
             f"{step.what} refused its stored state ({type(error).__name__}: {error}); the run is restored in "
             f"part only and must not be trained on."
-        ) from error
+        )
+        refusal.in_part = True
+        raise refusal from error
 
 
 def _load_or_undo(steps: list[_Step]) -> None:
