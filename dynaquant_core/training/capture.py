@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import isroutine
 from typing import Any, TypeVar
 
 from torch import nn
 
 from dynaquant_core.errors import DynaQuantError, SaveError
 from dynaquant_core.state.tree import MAX_DEPTH
+from dynaquant_core.training.kinds import is_inner
 from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import by_name
 from dynaquant_core.training.rng import own_rank, rng_state
 from dynaquant_core.training.subject import Subject, full_name, named
 from dynaquant_core.training.versions import versions_of
 
-__all__ = ["EXTRA_VERSIONS", "capture", "model_state"]
+__all__ = ["EXTRA_VERSIONS", "capture", "model_state", "without_functions"]
 
 EXTRA_VERSIONS = "extra_versions"
 
@@ -64,7 +66,10 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
     if subject.scheduler is not None:
         schedulers = named(subject.scheduler)
         tree["scheduler"] = _one_or_all(
-            {name: plain(_asked("scheduler", name, item.state_dict)) for name, item in schedulers.items()}
+            {
+                name: plain(without_functions(_asked("scheduler", name, item.state_dict)))
+                for name, item in schedulers.items()
+            }
         )
     if subject.scaler is not None:
         tree["scaler"] = plain(_asked("scaler", "", subject.scaler.state_dict))
@@ -124,6 +129,22 @@ def plain(state: Any, depth: int = 0) -> Any:
     if depth <= MAX_DEPTH and type(state) is list:
         return [plain(value, depth + 1) for value in state]
     return state
+
+
+def without_functions(state: Any) -> Any:
+    """A scheduler's state without functions, which are its own from when it is made (`SWALR` of torch 2.7).
+
+    Example:
+        >>> without_functions({"last_epoch": 3, "anneal_func": max, "_schedulers": [{"anneal_func": max}]})
+        {'last_epoch': 3, '_schedulers': [{}]}
+    """
+    if type(state) is not dict:
+        return state
+    kept = {key: value for key, value in state.items() if not isroutine(value)}
+    for key, value in kept.items():
+        if is_inner(key) and type(value) is list:
+            kept[key] = [without_functions(one) for one in value]
+    return kept
 
 
 def _one_or_all(states: Mapping[str, Any]) -> Any:

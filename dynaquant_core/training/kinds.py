@@ -17,6 +17,7 @@ from dynaquant_core.errors import StateMismatchError
 
 __all__ = [
     "SCHEDULED",
+    "is_inner",
     "kept_by_torch",
     "listed",
     "require_entries",
@@ -61,9 +62,6 @@ COMMON: Final = frozenset(
         "verbose",
     }
 )
-
-#: How a scheduler made of others calls the list of their states ("_schedulers" in torch).
-INNER: Final = "schedulers"
 
 
 def require_same_settings(stored: Any, groups: list[dict[str, Any]], where: str) -> None:
@@ -194,8 +192,13 @@ def require_same_scheduler(stored: Any, own: Any, where: str) -> None:
             f"kind of scheduler; build that one or leave the scheduler out. Nothing was restored."
         )
     for key in stored:
-        if str(key).endswith(INNER) and _are_states(stored[key]) and _are_states(own.get(key)):
+        if is_inner(key) and _are_states(stored[key]) and _are_states(own.get(key)):
             _require_same_inner(stored[key], own[key], f"{where}.{key}")
+
+
+def is_inner(key: Any) -> bool:
+    """Whether a scheduler made of others has the list of their states there ("_schedulers" in torch)."""
+    return str(key).endswith("schedulers")
 
 
 def _require_same_inner(stored: list[Any], own: list[Any], where: str) -> None:

@@ -8,14 +8,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import isroutine
 from typing import Any
 
 from torch import nn
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state
+from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state, without_functions
 from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
-from dynaquant_core.training.kinds import require_same_scheduler
+from dynaquant_core.training.kinds import is_inner, require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import by_number, scheduled_as_now
 from dynaquant_core.training.rng import own_rank, put_rng_back, require_rng
@@ -154,7 +155,8 @@ def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]
         own = own_state(item, what)
         state = _with_counters(stored[name], own)
         if part == "scheduler":
-            require_same_scheduler(state, own, what)
+            require_same_scheduler(state, without_functions(own), what)
+            state = _with_functions(state, own)
         if hasattr(item, "check_state_dict"):
             _ask(what, item, state)
         elif isinstance(item, nn.Module) and loads_plainly(item):
@@ -241,6 +243,18 @@ def _with_counters(stored: Any, own: Any) -> Any:
     if isinstance(stored, list) and isinstance(own, list) and len(stored) == len(own):
         return [_with_counters(*pair) for pair in zip(stored, own, strict=True)]
     return stored
+
+
+def _with_functions(stored: Any, own: Any) -> Any:
+    """The stored state with the functions of the scheduler's own, which are in no checkpoint."""
+    if not isinstance(stored, dict) or type(own) is not dict:
+        return stored
+    state = {key: value for key, value in own.items() if isroutine(value)} | stored
+    for key, value in state.items():
+        inner = own.get(key) if is_inner(key) else None
+        if isinstance(value, list) and isinstance(inner, list) and len(value) == len(inner):
+            state[key] = [_with_functions(*pair) for pair in zip(value, inner, strict=True)]
+    return state
 
 
 def _left_out(subject: Subject, tree: Mapping[str, Any]) -> Iterator[str]:
