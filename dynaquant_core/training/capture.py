@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from inspect import isroutine
 from typing import Any, TypeVar
 
 from torch import nn
 
 from dynaquant_core.errors import DynaQuantError, SaveError
 from dynaquant_core.state.tree import MAX_DEPTH
-from dynaquant_core.training.kinds import is_inner
+from dynaquant_core.training.kinds import is_function, is_inner
 from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import by_name
 from dynaquant_core.training.rng import own_rank, rng_state
@@ -124,10 +123,11 @@ def plain(state: Any, depth: int = 0) -> Any:
     """
     if isinstance(state, Counter):
         return dict(state)
-    if depth <= MAX_DEPTH and type(state) is dict:
-        return {key: plain(value, depth + 1) for key, value in state.items()}
-    if depth <= MAX_DEPTH and type(state) is list:
-        return [plain(value, depth + 1) for value in state]
+    kind = type(state)
+    if depth <= MAX_DEPTH and kind in (dict, OrderedDict):
+        return kind((key, plain(value, depth + 1)) for key, value in state.items())
+    if depth <= MAX_DEPTH and kind in (list, tuple):
+        return kind(plain(value, depth + 1) for value in state)
     return state
 
 
@@ -140,7 +140,7 @@ def without_functions(state: Any) -> Any:
     """
     if type(state) is not dict:
         return state
-    kept = {key: value for key, value in state.items() if not isroutine(value)}
+    kept = {key: value for key, value in state.items() if not is_function(value)}
     for key, value in kept.items():
         if is_inner(key) and type(value) is list:
             kept[key] = [without_functions(one) for one in value]

@@ -63,8 +63,9 @@ class Checkpointer:
         optimizer: an optimizer, or name -> optimizer.
         scheduler: learning-rate scheduler, or name -> scheduler.
         scaler: gradient scaler.
-        extra: name -> anything with ``state_dict`` and ``load_state_dict``.  A ``check_state_dict`` that it
-            has too gets the stored state in `restore`, before anything is touched, and may raise.
+        extra: name -> anything with ``state_dict`` and ``load_state_dict``, or a random generator.  A
+            ``check_state_dict`` that it has too gets the stored state in `restore`, before anything is
+            touched, and may raise.
         every: optimizer steps between saves, or a time such as ``"30min"``.
         evaluate: takes nothing, or the model; returns a number, or one a batch, on fixed held-out batches.
             It is called in evaluation mode, without gradients.  None: a fixed careful configuration is used.
@@ -112,7 +113,7 @@ class Checkpointer:
         *,
         scheduler: Stateful | Mapping[str, Stateful] | None = None,
         scaler: Stateful | None = None,
-        extra: Mapping[str, Stateful] | None = None,
+        extra: Mapping[str, Any] | None = None,
         every: int | str = 1000,
         evaluate: Callable[..., Any] | None = None,
         threshold: float = 0.01,

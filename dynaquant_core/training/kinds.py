@@ -17,6 +17,7 @@ from dynaquant_core.errors import StateMismatchError
 
 __all__ = [
     "SCHEDULED",
+    "is_function",
     "is_inner",
     "kept_by_torch",
     "listed",
@@ -199,6 +200,11 @@ def require_same_scheduler(stored: Any, own: Any, where: str) -> None:
 def is_inner(key: Any) -> bool:
     """Whether a scheduler made of others has the list of their states there ("_schedulers" in torch)."""
     return str(key).endswith("schedulers")
+
+
+def is_function(value: Any) -> bool:
+    """Whether a checkpoint leaves a value to the scheduler, which has it from when it is made."""
+    return inspect.isroutine(value)
 
 
 def _require_same_inner(stored: list[Any], own: list[Any], where: str) -> None:

@@ -8,7 +8,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from inspect import isroutine
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state, without_functions
 from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
-from dynaquant_core.training.kinds import is_inner, require_same_scheduler
+from dynaquant_core.training.kinds import is_function, is_inner, require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import by_number, scheduled_as_now
 from dynaquant_core.training.rng import own_rank, put_rng_back, require_rng
@@ -240,8 +239,9 @@ def _with_counters(stored: Any, own: Any) -> Any:
     if isinstance(stored, dict) and isinstance(own, Mapping):
         kind = OrderedDict if isinstance(stored, OrderedDict) else dict
         return kind((key, _with_counters(value, own.get(key))) for key, value in stored.items())
-    if isinstance(stored, list) and isinstance(own, list) and len(stored) == len(own):
-        return [_with_counters(*pair) for pair in zip(stored, own, strict=True)]
+    sequence = type(stored)
+    if sequence in (list, tuple) and isinstance(own, (list, tuple)) and len(stored) == len(own):
+        return sequence(_with_counters(*pair) for pair in zip(stored, own, strict=True))
     return stored
 
 
@@ -249,7 +249,7 @@ def _with_functions(stored: Any, own: Any) -> Any:
     """The stored state with the functions of the scheduler's own, which are in no checkpoint."""
     if not isinstance(stored, dict) or type(own) is not dict:
         return stored
-    state = {key: value for key, value in own.items() if isroutine(value)} | stored
+    state = {key: value for key, value in own.items() if is_function(value)} | stored
     for key, value in state.items():
         inner = own.get(key) if is_inner(key) else None
         if isinstance(value, list) and isinstance(inner, list) and len(value) == len(inner):

@@ -101,7 +101,9 @@ def test_a_scheduler_that_averages_weights_is_saved_and_restored(tmp_path, insid
         return model, optimizer, lr_scheduler.ChainedScheduler([first, swa]) if inside else swa
 
     def rates(optimizer, scheduler, count=3):
-        return [(optimizer.step(), scheduler.step(), optimizer.param_groups[0]["lr"])[2] for _ in range(count)]
+        return [
+            (optimizer.step(), scheduler.step(), optimizer.param_groups[0]["lr"])[2] for _ in range(count)
+        ]
 
     model, optimizer, scheduler = run()
     with dq.Checkpointer(tmp_path, model, optimizer, scheduler=scheduler, **EXACT) as checkpoints:

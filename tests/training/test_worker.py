@@ -176,7 +176,11 @@ def at_line(chosen):
 for chosen in range(1, 100):
     worker, gate = Worker("here"), threading.Event()
     worker.submit(gate.wait)
-    signal.signal(signal.SIGUSR1, lambda *_, gate=gate, worker=worker: (gate.set(), waited.append(worker.wait())))
+    def handler(*_, gate=gate, worker=worker):
+        gate.set()
+        waited.append(worker.wait())
+
+    signal.signal(signal.SIGUSR1, handler)
     threading.Timer(0.05, gate.set).start()
     seen, tracer = at_line(chosen)
     sys.settrace(tracer)
