@@ -200,7 +200,8 @@ class Checkpointer:
                 says so.  A number: that checkpoint, or an error.
             fresh: parts that are new to the run and begin as they are where the checkpoint has none, with a
                 line in the log: "scheduler", "scaler", "extra.NAME", and "scheduler.NAME" of several.  With
-                a scheduler the learning rates that it has set stay.  What the checkpoint has is restored.
+                a scheduler the learning rates that it has set stay, unless it sets none when it is made
+                (`ReduceLROnPlateau`) or another of its optimizer comes back.  What the checkpoint has does.
 
         Returns:
             Completed optimizer steps at the checkpoint; 0, and nothing touched, where the folder is missing

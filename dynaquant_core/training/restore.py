@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state, without_functions
 from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
 from dynaquant_core.training.kinds import is_function, is_inner, require_same_scheduler
 from dynaquant_core.training.names import parameter_names
-from dynaquant_core.training.optimizers import by_number, scheduled_as_now
+from dynaquant_core.training.optimizers import by_number, rates, scheduled_as_now, scheduled_as_stored
 from dynaquant_core.training.rng import own_rank, put_rng_back, require_rng
 from dynaquant_core.training.subject import Subject, full_name, named, own_state
 from dynaquant_core.training.versions import as_state_dict
@@ -39,7 +41,8 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
         subject: the run to restore.
         tree: the loaded state; its tensors become the optimizer's own, so they must be used nowhere else.
         fresh: names (`full_name`) of schedulers, scaler and extra that stay as they are if the checkpoint
-            has none, with a line in the log.  Where a scheduler stays, so do the learning rates it has set.
+            has none, with a line in the log.  Where a scheduler stays, so do the learning rates it has set,
+            unless it sets none when it is made (`ReduceLROnPlateau`) or another of its optimizer is restored.
 
     Raises:
         StateMismatchError: names, shapes, dtypes or kinds differ, or the checkpoint lacks what the run needs;
@@ -127,16 +130,45 @@ def _optimizers(subject: Subject, tree: Mapping[str, Any], new: list[tuple[str, 
         return []
     names = parameter_names(subject.models)
     stored = _parts(tree, "optimizer", subject.optimizers)
-    begun = [item for name, item in named(subject.scheduler).items() if ("scheduler", name) in new]
+    schedulers = {("scheduler", name): item for name, item in named(subject.scheduler).items()}
     steps = []
     for name, optimizer in subject.optimizers.items():
         what = _called("optimizer", name)
         state = by_number(stored[name], optimizer, names, what)
-        unsaid = optimizer if len(stored) == 1 else None  # a wrapper need not say whose scheduler it holds
-        if any(getattr(item, "optimizer", unsaid) is optimizer for item in begun):
-            state = scheduled_as_now(state, optimizer)
+        own = {
+            key: item for key, item in schedulers.items() if _drives(item, optimizer, alone=len(stored) == 1)
+        }
+        begun = [item for key, item in own.items() if key in new]
+        if begun:
+            state = _scheduled(what, state, optimizer, begun, others=len(own) > len(begun))
         steps.append(_Step(what, optimizer, state))
     return steps
+
+
+def _drives(scheduler: Any, optimizer: Optimizer, *, alone: bool) -> bool:
+    """Whether a scheduler is of this optimizer, ``alone`` in the run: a wrapper need not say whose it is."""
+    held = getattr(scheduler, "optimizer", optimizer if alone else None)
+    return held is not None and any(held is one for one in (optimizer, getattr(optimizer, "optimizer", None)))
+
+
+def _scheduled(what: str, state: Any, optimizer: Optimizer, begun: list[Any], *, others: bool) -> Any:
+    """The state with the learning rates that the run goes on with, where schedulers begin anew.
+
+    Args:
+        what: the optimizer is called in the log.
+        state: the stored one.
+        optimizer: that will load it.
+        begun: its schedulers that begin as they are.
+        others: whether more of its schedulers are restored.
+    """
+    has_set = not all(isinstance(getattr(item, "scheduler", item), ReduceLROnPlateau) for item in begun)
+    if has_set and not others:
+        state = scheduled_as_now(state, optimizer)
+        logger.warning("%s goes on at learning rate %s, as its new scheduler has it", what, rates(state))
+    else:
+        state = scheduled_as_stored(state, optimizer)
+        logger.warning("%s goes on at learning rate %s, that of the checkpoint", what, rates(state))
+    return state
 
 
 def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]:
