@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state, without_functions
-from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
+from dynaquant_core.training.fit import misfits, own_ways, require_fit
 from dynaquant_core.training.kinds import is_function, is_inner, require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import by_number, rates, scheduled_as_now, scheduled_as_stored
@@ -109,7 +109,8 @@ def _models(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
     stored = _parts(tree, "model", subject.models)
     found = []
     for name, model in subject.models.items():
-        found += misfits(f"{name}." if name else "", model_state(model), stored[name])
+        prefix = f"{name}." if name else ""
+        found += misfits(prefix, model_state(model), stored[name], beyond=own_ways(model))
     require_fit("the model", found)
     versions = dict.fromkeys(subject.models)  # checkpoints from before they were stored
     if "versions" in tree:
@@ -190,8 +191,8 @@ def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]
             state = _with_functions(state, own)
         if hasattr(item, "check_state_dict"):
             _ask(what, item, state)
-        elif isinstance(item, nn.Module) and loads_plainly(item):
-            require_fit(what, misfits("", own, state, what))
+        elif isinstance(item, nn.Module):
+            require_fit(what, misfits("", own, state, what, own_ways(item, canonical=False)))
         if part == "extra" and isinstance(item, nn.Module) and isinstance(state, Mapping):
             versions = tree.get(EXTRA_VERSIONS)
             said = versions.get(name) if isinstance(versions, Mapping) else None
