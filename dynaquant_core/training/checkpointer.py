@@ -198,10 +198,10 @@ class Checkpointer:
         Args:
             step: None: the newest whole checkpoint; where one is damaged, the one before is taken and the log
                 says so.  A number: that checkpoint, or an error.
-            fresh: parts that are new to the run and begin as they are where the checkpoint has none, with a
-                line in the log: "scheduler", "scaler", "extra.NAME", and "scheduler.NAME" of several.  With
-                a scheduler the learning rates that it has set stay, unless it sets none when it is made
-                (`ReduceLROnPlateau`) or another of its optimizer comes back.  What the checkpoint has does.
+            fresh: parts that are new to the run and begin as they are where the checkpoint has none, or one
+                of another kind, with a line in the log: "scheduler", "scaler", "extra.NAME", "scheduler.NAME"
+                of several.  With a scheduler the learning rates that it has set stay, unless it sets none
+                when it is made (`ReduceLROnPlateau`) or another of its optimizer comes back.
 
         Returns:
             Completed optimizer steps at the checkpoint; 0, and nothing touched, where the folder is missing

@@ -18,7 +18,15 @@ from dynaquant_core.training.groups import require_same_groups, require_same_len
 from dynaquant_core.training.kinds import SCHEDULED, require_entries, require_same_settings
 from dynaquant_core.training.subject import own_state
 
-__all__ = ["by_name", "by_number", "is_sharded", "rates", "scheduled_as_now", "scheduled_as_stored"]
+__all__ = [
+    "by_name",
+    "by_number",
+    "is_sharded",
+    "rates",
+    "require_kind",
+    "scheduled_as_now",
+    "scheduled_as_stored",
+]
 
 Names = Mapping[Tensor, tuple[str, ...]]
 
@@ -57,6 +65,24 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
             for group in state["param_groups"]
         ],
     }
+
+
+def require_kind(stored: Any, optimizer: Optimizer, own: Any, where: str, part: str = "optimizer") -> None:
+    """Refuses another kind of optimizer's state, as far as the state tells.
+
+    Args:
+        stored: what would be loaded.
+        optimizer: the one to load into.
+        own: its ``state_dict()``; one of a form of its own is not compared.
+        where: its name in errors.
+        part: its name for ``fresh``.
+
+    Raises:
+        StateMismatchError: nothing was changed.
+    """
+    if _is_numbered(own, optimizer):
+        require_same_settings(stored, own["param_groups"], where, part)
+        require_entries(stored["state"], optimizer, where, part)
 
 
 def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> Any:

@@ -12,14 +12,21 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state, without_functions
+from dynaquant_core.training.capture import CLASSES, EXTRA_VERSIONS, model_state, without_functions
+from dynaquant_core.training.classes import require_same_class
 from dynaquant_core.training.fit import misfits, own_ways, require_fit
 from dynaquant_core.training.kinds import is_function, is_inner, require_same_scheduler
 from dynaquant_core.training.names import parameter_names
-from dynaquant_core.training.optimizers import by_number, rates, scheduled_as_now, scheduled_as_stored
+from dynaquant_core.training.optimizers import (
+    by_number,
+    rates,
+    require_kind,
+    scheduled_as_now,
+    scheduled_as_stored,
+)
 from dynaquant_core.training.rng import own_rank, put_rng_back, require_rng
 from dynaquant_core.training.subject import Subject, full_name, named, own_state
 from dynaquant_core.training.versions import as_state_dict
@@ -29,7 +36,7 @@ __all__ = ["put_back"]
 logger = logging.getLogger(__name__)
 
 #: What a checkpoint holds beside the states of a run's objects.
-BESIDE = frozenset({"step", "versions", EXTRA_VERSIONS, "rng"})
+BESIDE = frozenset({"step", "versions", CLASSES, EXTRA_VERSIONS, "rng"})
 
 
 def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] = ()) -> None:
@@ -41,8 +48,9 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
         subject: the run to restore.
         tree: the loaded state; its tensors become the optimizer's own, so they must be used nowhere else.
         fresh: names (`full_name`) of schedulers, scaler and extra that stay as they are if the checkpoint
-            has none, with a line in the log.  Where a scheduler stays, so do the learning rates it has set,
-            unless it sets none when it is made (`ReduceLROnPlateau`) or another of its optimizer is restored.
+            has none, or one of another kind, with a line in the log.  Where a scheduler stays, so do the
+            learning rates it has set, unless it sets none when it is made (`ReduceLROnPlateau`) or another of
+            its optimizer is restored.
 
     Raises:
         StateMismatchError: names, shapes, dtypes or kinds differ, or the checkpoint lacks what the run needs;
@@ -53,9 +61,12 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
     new = [name for name in _names(subject) if not _holds(tree, *name)]
     models = _models(subject, tree)
     _require_allowed(new, tree, fresh)
-    optimizers = _optimizers(subject, tree, new)
-    schedules = [*_others(subject, tree, "scheduler"), *_others(subject, tree, "scaler")]
-    extra = _others(subject, tree, "extra")
+    other = [
+        name for name in _names(subject) if full_name(*name) in fresh and _is_another(subject, tree, *name)
+    ]
+    optimizers = _optimizers(subject, tree, new + other)
+    schedules = [step for part in ("scheduler", "scaler") for step in _others(subject, tree, part, other)]
+    extra = _others(subject, tree, "extra", other)
     if "rng" in tree:
         require_rng(tree["rng"])
     _load_or_undo(schedules)
@@ -65,6 +76,7 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
         put_rng_back(tree["rng"])
         _say_whose_streams(tree["rng"].get("rank"))
     _say("not in the checkpoint, and begun as they are: %s", [full_name(*name) for name in new])
+    _say("of another kind in the checkpoint, and begun as they are: %s", [full_name(*name) for name in other])
     _say("in the checkpoint and not restored, for lack of an object: %s", list(_left_out(subject, tree)))
 
 
@@ -136,6 +148,7 @@ def _optimizers(subject: Subject, tree: Mapping[str, Any], new: list[tuple[str, 
     for name, optimizer in subject.optimizers.items():
         what = _called("optimizer", name)
         state = by_number(stored[name], optimizer, names, what)
+        require_same_class(_class_in(tree, "optimizer", name), optimizer, what, "optimizer")
         own = {
             key: item for key, item in schedulers.items() if _drives(item, optimizer, alone=len(stored) == 1)
         }
@@ -172,12 +185,50 @@ def _scheduled(what: str, state: Any, optimizer: Optimizer, begun: list[Any], *,
     return state
 
 
-def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]:
+def _class_in(tree: Mapping[str, Any], part: str, name: str) -> Any:
+    """What `class_of` gave when the state was saved; None in checkpoints from before it was stored."""
+    said = tree.get(CLASSES)
+    return said.get(full_name(part, name)) if isinstance(said, Mapping) else None
+
+
+def _require_kind(tree: Mapping[str, Any], part: str, name: str, item: Any, state: Any, own: Any) -> None:
+    """Refuses another kind of scheduler's state, or optimizer's in extra; ``own`` is what the object says."""
+    where, full = _called(part, name), full_name(part, name)
+    if part == "scheduler" or isinstance(item, LRScheduler):
+        require_same_scheduler(state, without_functions(own), where, full)
+    elif isinstance(item, Optimizer):
+        require_kind(state, item, own, where, full)
+    else:
+        return
+    require_same_class(_class_in(tree, part, name), item, where, full)
+
+
+def _is_another(subject: Subject, tree: Mapping[str, Any], part: str, name: str) -> bool:
+    """Whether the checkpoint holds another kind's state for an object."""
+    if not _holds(tree, part, name):
+        return False
+    item = subject.others[part][name]
+    own, stored = own_state(item, _called(part, name)), _parts(tree, part, {name: item})[name]
+    try:
+        _require_kind(tree, part, name, item, stored, own)
+    except StateMismatchError:
+        return True
+    return False
+
+
+def _others(
+    subject: Subject, tree: Mapping[str, Any], part: str, other: Collection[tuple[str, str]]
+) -> list[_Step]:
     """Those that the checkpoint holds; a scaler that was off when it was saved has nothing to give back.
 
-    What has a ``check_state_dict`` is asked before anything is touched.
+    Those in ``other`` begin as they are.  What has a ``check_state_dict`` is asked before anything is
+    touched.
     """
-    objects = {name: item for name, item in subject.others[part].items() if _holds(tree, part, name)}
+    objects = {
+        name: item
+        for name, item in subject.others[part].items()
+        if _holds(tree, part, name) and (part, name) not in other
+    }
     stored = _parts(tree, part, objects) if objects else {}
     steps = []
     for name, item in objects.items():
@@ -186,9 +237,11 @@ def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]
         what = _called(part, name)
         own = own_state(item, what)
         state = _with_counters(stored[name], own)
-        if part == "scheduler":
-            require_same_scheduler(state, without_functions(own), what)
+        _require_kind(tree, part, name, item, state, own)
+        if part == "scheduler" or isinstance(item, LRScheduler):
             state = _with_functions(state, own)
+        elif isinstance(item, Optimizer):
+            state = by_number(state, item, {}, what)
         if hasattr(item, "check_state_dict"):
             _ask(what, item, state)
         elif isinstance(item, nn.Module):
