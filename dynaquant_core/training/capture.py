@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -11,16 +10,15 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from dynaquant_core.errors import DynaQuantError, SaveError
-from dynaquant_core.state.tree import MAX_DEPTH
 from dynaquant_core.training.classes import classes_of
-from dynaquant_core.training.kinds import is_function, is_inner
+from dynaquant_core.training.forms import plain, without_functions
 from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import by_name
 from dynaquant_core.training.rng import own_rank, rng_state
 from dynaquant_core.training.subject import Subject, full_name, named
 from dynaquant_core.training.versions import versions_of
 
-__all__ = ["CLASSES", "EXTRA_VERSIONS", "capture", "model_state", "without_functions"]
+__all__ = ["CLASSES", "EXTRA_VERSIONS", "capture", "model_state"]
 
 CLASSES = "classes"
 EXTRA_VERSIONS = "extra_versions"
@@ -124,37 +122,6 @@ def _asked(part: str, name: str, state: Callable[[], Item]) -> Item:
 
 def _canonical(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     return {canonical_name(model, key): value for key, value in state.items()}
-
-
-def plain(state: Any, depth: int = 0) -> Any:
-    """Counters (`MultiStepLR` keeps one) as plain dictionaries; `restore` makes them counters again.
-
-    What lies deeper than a checkpoint can hold stays as it is: the store says what is wrong with it.
-    """
-    if isinstance(state, Counter):
-        return dict(state)
-    kind = type(state)
-    if depth <= MAX_DEPTH and kind in (dict, OrderedDict):
-        return kind((key, plain(value, depth + 1)) for key, value in state.items())
-    if depth <= MAX_DEPTH and kind in (list, tuple):
-        return kind(plain(value, depth + 1) for value in state)
-    return state
-
-
-def without_functions(state: Any) -> Any:
-    """A scheduler's state without functions, which are its own from when it is made (`SWALR` of torch 2.7).
-
-    Example:
-        >>> without_functions({"last_epoch": 3, "anneal_func": max, "_schedulers": [{"anneal_func": max}]})
-        {'last_epoch': 3, '_schedulers': [{}]}
-    """
-    if type(state) is not dict:
-        return state
-    kept = {key: value for key, value in state.items() if not is_function(value)}
-    for key, value in kept.items():
-        if is_inner(key) and type(value) is list:
-            kept[key] = [without_functions(one) for one in value]
-    return kept
 
 
 def _one_or_all(states: Mapping[str, Any]) -> Any:

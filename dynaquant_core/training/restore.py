@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.training.capture import CLASSES, EXTRA_VERSIONS, model_state, without_functions
+from dynaquant_core.training.capture import CLASSES, EXTRA_VERSIONS, model_state
 from dynaquant_core.training.classes import require_same_class
 from dynaquant_core.training.fit import misfits, own_ways, require_fit
-from dynaquant_core.training.kinds import is_function, is_inner, require_same_scheduler
+from dynaquant_core.training.forms import with_counters, with_functions, without_functions
+from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import (
     by_number,
@@ -236,10 +236,10 @@ def _others(
             continue
         what = _called(part, name)
         own = own_state(item, what)
-        state = _with_counters(stored[name], own)
+        state = with_counters(stored[name], own)
         _require_kind(tree, part, name, item, state, own)
         if part == "scheduler" or isinstance(item, LRScheduler):
-            state = _with_functions(state, own)
+            state = with_functions(state, own)
         elif isinstance(item, Optimizer):
             state = by_number(state, item, {}, what)
         if hasattr(item, "check_state_dict"):
@@ -316,31 +316,6 @@ def _parts(tree: Mapping[str, Any], part: str, objects: Mapping[str, Any]) -> di
             f"the checkpoint holds no {part} named {', '.join(map(repr, missing))}; nothing was restored."
         )
     return {name: tree[part][name] for name in objects}
-
-
-def _with_counters(stored: Any, own: Any) -> Any:
-    """The stored state with counters where the object's own state has them."""
-    if isinstance(own, Counter):
-        return Counter(stored)
-    if isinstance(stored, dict) and isinstance(own, Mapping):
-        kind = OrderedDict if isinstance(stored, OrderedDict) else dict
-        return kind((key, _with_counters(value, own.get(key))) for key, value in stored.items())
-    sequence = type(stored)
-    if sequence in (list, tuple) and isinstance(own, (list, tuple)) and len(stored) == len(own):
-        return sequence(_with_counters(*pair) for pair in zip(stored, own, strict=True))
-    return stored
-
-
-def _with_functions(stored: Any, own: Any) -> Any:
-    """The stored state with the functions of the scheduler's own, which are in no checkpoint."""
-    if not isinstance(stored, dict) or type(own) is not dict:
-        return stored
-    state = {key: value for key, value in own.items() if is_function(value)} | stored
-    for key, value in state.items():
-        inner = own.get(key) if is_inner(key) else None
-        if isinstance(value, list) and isinstance(inner, list) and len(value) == len(inner):
-            state[key] = [_with_functions(*pair) for pair in zip(value, inner, strict=True)]
-    return state
 
 
 def _left_out(subject: Subject, tree: Mapping[str, Any]) -> Iterator[str]:
