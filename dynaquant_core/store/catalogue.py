@@ -21,6 +21,7 @@ from dynaquant_core.errors import (
     VersionError,
 )
 from dynaquant_core.format import FileReader
+from dynaquant_core.format.index import as_damage
 from dynaquant_core.store.disk import file_identity, guarded, is_gone
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.meta import LIMIT, Meta
@@ -253,7 +254,7 @@ def read_entry(path: Path) -> Entry:
         UnsafePathError: it is not a regular file.
         StorageError: it cannot be read, or is gone.
     """
-    with FileReader(path) as reader:
+    with FileReader(path) as reader, as_damage(path.name):
         meta = Meta.from_dict(reader.index.meta, path.name)
         parts: Counter[str] = Counter()
         for stream in reader.index.streams:

@@ -68,6 +68,7 @@ def test_limits(text):
     assert table["index, decompressed"] == f"{limits.MAX_INDEX_BYTES >> 20} MiB"
     assert eval_power(table["commas and opening brackets of the index"]) == limits.MAX_INDEX_NODES
     assert int(table["digits of a number"]) == limits.MAX_INT_DIGITS
+    assert int(table["bits of a whole number in `meta`"]) == limits.MAX_META_BITS
     pair = [eval_power(word) for word in table["tensors; streams"].split("; ")]
     assert pair == [limits.MAX_TENSORS, limits.MAX_STREAMS]
     pair = [
