@@ -18,6 +18,7 @@ import torch
 
 from dynaquant_core.cli.diff import Movement, movement
 from dynaquant_core.cli.output import plain, share, size, times
+from dynaquant_core.files import save_file
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.training.checkpointer import Checkpointer
 from tests.cli.words import Shell, checkpoint_files
@@ -173,6 +174,33 @@ def test_a_single_file_of_a_store_can_be_shown(shell: Shell, looked_at: Path, in
     assert shell("show", path, "--json").json()["step"] == (10, 20, 30)[index]
     assert len(shell("log", path, "--json").json()["checkpoints"]) == 1
     assert shell("verify", path).status == 0
+
+
+@pytest.mark.parametrize("kind", ["key", "delta", "alone"])
+def test_a_link_to_a_file_is_read_as_the_file(
+    shell: Shell, looked_at: Path, tmp_path: Path, kind: str
+) -> None:
+    """`latest.dq` beside a store is usual; what a delta builds on lies where the link leads."""
+    target = checkpoint_files(looked_at)[kind == "delta"]
+    if kind == "alone":
+        target = tmp_path / "model.dq"
+        save_file({"w": torch.randn(64, 64)}, target)
+    (tmp_path / "first").symlink_to(target)
+    (tmp_path / "latest.dq").symlink_to("first")
+    step = shell("show", target, "--json").json()["step"]
+    for words in (
+        ("log",),
+        ("show",),
+        ("show", "--tensors"),
+        ("verify",),
+        ("verify", "--deep"),
+        ("diff", step, step),
+        ("export", "-o", tmp_path / "out.pt"),
+    ):
+        outcome = shell(words[0], tmp_path / "latest.dq", *words[1:])
+        assert outcome.status == 0, (words, outcome.err)
+    (tmp_path / "nowhere.dq").symlink_to("gone")
+    assert "nowhere.dq" in shell("show", tmp_path / "nowhere.dq").error()
 
 
 def test_diff_tells_what_moved(shell: Shell, looked_at: Path) -> None:
