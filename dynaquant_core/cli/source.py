@@ -18,6 +18,7 @@ from dynaquant_core.plugins import find_checkpoints, is_checkpoint
 from dynaquant_core.plugins.checking import DiskUse
 from dynaquant_core.store import CheckpointInfo
 from dynaquant_core.store.disk import guarded
+from dynaquant_core.store.names import parse_name
 
 __all__ = ["PathArgument", "Source", "StepOption", "open_source"]
 
@@ -95,7 +96,8 @@ def _opened(path: Path) -> Source:
     if (beside := _folder_beside(path)) is not None:
         return FolderSource(beside)
     if path.is_dir():
-        below = [] if any(path.glob("*.dq")) else find_checkpoints(path)
+        stored = any(parse_name(file.name) for file in path.glob("*.dq"))
+        below = [] if stored else find_checkpoints(path)
         return OutputSource(path, below) if below else StoreSource(path)
     if path.is_symlink() or path.exists():
         return FileSource(path)
