@@ -57,6 +57,11 @@ class StoreSource:
         """Every checkpoint whose index is sound."""
         return [entry.info for entry in self._scan.current().values()]
 
+    def listed(self) -> list[tuple[CheckpointInfo, Path | None]]:
+        """The same, and what folder each has of its own."""
+        folders = self.folders()
+        return [(info, folders.get(info.step)) for info in self.infos()]
+
     def skipped(self) -> list[str]:
         """Damaged files."""
         return [" ".join(str(item).split()) for item in self._scan.damaged]
@@ -126,6 +131,10 @@ class FileSource:
     def infos(self) -> list[CheckpointInfo]:
         """The one record."""
         return [self._entry.info]
+
+    def listed(self) -> list[tuple[CheckpointInfo, Path | None]]:
+        """The one record; it has no folder of its own."""
+        return [(self._entry.info, None)]
 
     def skipped(self) -> list[str]:
         """Nothing is passed over in one file."""
