@@ -174,10 +174,11 @@ def require_target(path: Path) -> Path:
     with guarded("look at", path):
         target = followed(path)
         where = repr(str(path)) if target == path else f"{str(path)!r} leads to {str(target)!r}, which"
-        if target.name in (LOCK_FILE, PINS_FILE) or (target.exists() and parse_name(target.name) is not None):
-            raise UnsafePathError(
-                f"{where} is a store's own file and is not written over; give another path."
-            )
+        own = "a store's own file" if target.name in (LOCK_FILE, PINS_FILE) else None
+        if target.exists() and parse_name(target.name) is not None:
+            own = "a checkpoint of a store"
+        if own:
+            raise UnsafePathError(f"{where} is {own} and is not written over; give another path.")
         if target.exists() and not target.is_file():
             raise UnsafePathError(f"{where} is a folder, device or pipe; give the path of the file to write.")
         return target
