@@ -102,7 +102,7 @@ class LatticeDraft:
         return self.config.scale if isinstance(self.config.scale, float) else 0.0
 
     def _reference(self, tensors: Mapping[str, Cells | Plain]) -> Held:
-        return Held(tensors, self._epoch, self._scale, restored=False)
+        return Held(tensors, self._epoch, self._scale, restored=False, began=self._plan.began)
 
     def _tensor(self, name: str) -> Cells | Plain:
         """What a reader would hold of a tensor."""

@@ -23,6 +23,8 @@ class Held:
         scale: of the newest lattice; 0 where a checkpoint beyond the lattice was the last.
         restored: it was read from a file, so a run may have begun on these very values: the next checkpoint
             must draw its offsets anew.
+        began: epochs of the lattices that tensors lay on, in every bit, when this life of the run began (or a
+            key found them so), by name: as long as one is still it stays there, and no longer.
         wanted: names that `items` yields; None: all.
     """
 
@@ -33,17 +35,40 @@ class Held:
         scale: float,
         *,
         restored: bool,
+        began: Mapping[str, int] | None = None,
         wanted: frozenset[str] | None = None,
     ) -> None:
         self.tensors = dict(tensors)
         self.epoch = epoch
         self.scale = scale
         self.restored = restored
+        self._began = dict(began or {})
         self._names = [name for name in self.tensors if wanted is None or name in wanted]
+
+    def cells(self) -> Iterator[tuple[str, Cells]]:
+        """Yields (name, cells) of what is on a lattice."""
+        yield from ((name, own) for name, own in self.tensors.items() if isinstance(own, Cells))
+
+    @property
+    def began(self) -> Mapping[str, int]:
+        """Epochs of the lattices that this life of the run began on, by name."""
+        if not self.restored:
+            return self._began
+        return {name: own.epoch for name, own in self.cells()}
+
+    def is_start(self, name: str) -> bool:
+        """Whether a life of the run began on the very values that are held of a tensor.
+
+        Then it may be held there only while it is still: it would snap back from anything less than half a
+        step, however many checkpoints later it moves.
+        """
+        own = self.tensors.get(name)
+        return self.restored or (isinstance(own, Cells) and self._began.get(name) == own.epoch)
 
     def rejoin(self, newest: Reference) -> None:
         """Goes on as what the run that wrote it held; see `methods.base.Rejoins`."""
-        self.restored = isinstance(newest, Held) and newest.restored
+        if isinstance(newest, Held):
+            self.restored, self._began = newest.restored, dict(newest.began)
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, tensor), on the CPU; a few are decoded at a time, one a thread."""

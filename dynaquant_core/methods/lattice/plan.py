@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import xxhash
 from torch import Tensor
 
-from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.base import Hints, Reference
 from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.cells import Cells
 from dynaquant_core.methods.lattice.held import Held
@@ -35,10 +35,12 @@ class Plan:
     Args:
         lattices: by name; None: on none, but in words.
         epoch: of the newest lattice.
+        began: epochs of the lattices that this life of the run began on, by name (`Held`).
     """
 
     lattices: Mapping[str, Lattice | None]
     epoch: int
+    began: Mapping[str, int]
 
 
 def plan(
@@ -57,7 +59,7 @@ def plan(
     outliers.  Where the scale changes, a frozen tensor's stays too, unless its steps are too wide now: it
     costs nothing there.  After a restore every offset is drawn anew: the weights began on points of the old
     lattice and would snap back to them.  Only a tensor that still is what the base decodes to stays where it
-    is: its noise would add up from restore to restore.  That holds for a key too, within a run.
+    is, until it moves: its noise would add up from restore to restore.  That holds for a key too, in a run.
     """
     bound = bound or Bound()
     level = found_once("level", hints, lambda: those(lambda name: is_level(state[name]), state))
@@ -78,7 +80,7 @@ def plan(
     goes = {
         name: _finished(lattices[name], lengths.get(name, 0.0), rows[name], nearest[name]) for name in rough
     }
-    return Plan({name: goes.get(name) for name in state}, epoch)
+    return Plan({name: goes.get(name) for name in state}, epoch, _began(last, goes))
 
 
 def plan_beyond(state: Mapping[str, Tensor], base: Held | None, hints: Hints) -> Plan:
@@ -86,7 +88,13 @@ def plan_beyond(state: Mapping[str, Tensor], base: Held | None, hints: Hints) ->
     last = hints.before if base is None else base
     stood = standing(state, state, last, hints, key=base is None) if isinstance(last, Held) else {}
     epoch = fresh_epoch(state) if base is None else next_epoch(base)
-    return Plan({name: stood.get(name) for name in state}, epoch)
+    return Plan({name: stood.get(name) for name in state}, epoch, _began(last, stood))
+
+
+def _began(last: Reference | None, lattices: Mapping[str, Lattice]) -> dict[str, int]:
+    """What the run's last checkpoint knows of where its life began, and what this save sees still."""
+    known = last.began if isinstance(last, Held) else {}
+    return {**known, **{name: goes.epoch for name, goes in lattices.items() if goes.still}}
 
 
 def _finished(lattice: Lattice, square: float, rows: StillRows | None, nearest: float | None) -> Lattice:
@@ -117,7 +125,7 @@ def _rows(
             return lattices[name].rows
         own = None if base is None else base.tensors[name]
         below = own.rows if isinstance(own, Cells) else None
-        began = base is not None and base.restored
+        began = base is not None and base.is_start(name)
         asked = state[name].dim() > 1 and (began or holds_rows(below))
         values = own.tensor() if own is not None and asked else None
         found = find_rows(state[name], below, values, everywhere=began)
@@ -151,8 +159,12 @@ def _nearest(
 
 
 def next_epoch(base: Held) -> int:
-    """The epoch of lattices that follow a base: another one after a restore."""
-    return (base.epoch + base.restored) % 2**32
+    """The epoch of lattices that follow a base: another one after a restore.
+
+    And where a tensor was found to lie on a lattice of the base's epoch: it must be drawn on one of another.
+    """
+    taken = any(base.is_start(name) and own.epoch == base.epoch for name, own in base.cells())
+    return (base.epoch + (base.restored or taken)) % 2**32
 
 
 def fresh_epoch(state: Mapping[str, Tensor]) -> int:
