@@ -102,7 +102,8 @@ class LatticeDraft:
         return self.config.scale if isinstance(self.config.scale, float) else 0.0
 
     def _reference(self, tensors: Mapping[str, Cells | Plain]) -> Held:
-        return Held(tensors, self._epoch, self._scale, restored=False, began=self._plan.began)
+        plan = self._plan
+        return Held(tensors, self._epoch, self._scale, restored=False, began=plan.began, unmoved=plan.unmoved)
 
     def _tensor(self, name: str) -> Cells | Plain:
         """What a reader would hold of a tensor."""
@@ -138,7 +139,9 @@ class LatticeDraft:
 
     def _rows(self, own: Cells) -> Iterator[Stream]:
         below = self._below(own.name)
-        return row_streams(own.name, own.rows, below.rows if isinstance(below, Cells) else None, own.middle)
+        known = below.rows if isinstance(below, Cells) else None
+        given = isinstance(below, Plain) and own.rows is not None and not own.rows.are_in(below.tensor())
+        return row_streams(own.name, own.rows, known, own.middle, alone=given)
 
     def _words(self, name: str, own: Plain) -> Stream:
         """A tensor that is on no lattice."""

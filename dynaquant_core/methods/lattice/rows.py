@@ -59,6 +59,15 @@ class StillRows:
     values: Tensor
     zeros: Bits | None = None
 
+    def held(self) -> NDArray[np.bool_]:
+        """Which rows are held, bool[rows]."""
+        found: NDArray[np.bool_] = self.marks == HELD
+        return found
+
+    def are_in(self, base: Tensor) -> bool:
+        """Whether a tensor has all rows that are held as they are."""
+        return torch.equal(base.reshape(self.marks.size, -1)[self._places(HELD, base)], self.values)
+
     def move(self) -> bool:
         """Whether some rows are read off the lattice."""
         return bool(((self.marks == MOVING) | (self.marks == PRUNED)).any())
@@ -76,18 +85,18 @@ class StillRows:
 
 
 def find_rows(
-    tensor: Tensor, below: StillRows | None, base: Tensor | None, *, everywhere: bool
+    tensor: Tensor, base: Tensor | None, asked: NDArray[np.bool_] | None, *, rounded: bool = False
 ) -> StillRows | None:
     """The rows of a live tensor that stay; None where there are none.
 
     Args:
         tensor: floating, of any device.
-        below: those of the base, if there are some.
         base: what a reader holds of the tensor; None: rows are looked at for zeros only.
-        everywhere: a run began from ``base``, so any row may be as it was; else those that were held alone.
+        asked: bool[rows], which may be what the run was restored to; None: none.
+        rounded: ``base`` has rounded them to bfloat16, so those stay that are within its precision.
 
     Example:
-        >>> found = find_rows(torch.tensor([[1.0, 2], [3, 0], [0, 0]]), None, None, everywhere=False)
+        >>> found = find_rows(torch.tensor([[1.0, 2], [3, 0], [0, 0]]), None, None)
         >>> found.marks.tolist()
         [0, 4, 2]
     """
@@ -95,10 +104,9 @@ def find_rows(
         return None
     matrix = tensor.detach().reshape(tensor.shape[0], -1)
     marks = np.zeros(len(matrix), np.uint8)
-    if base is not None:
-        were = np.zeros_like(marks) if below is None else below.marks
-        asked = np.flatnonzero((were == HELD) | everywhere)
-        marks[asked[_alike(matrix, base.reshape(matrix.shape), asked)]] = HELD
+    if base is not None and asked is not None:
+        places, alike = np.flatnonzero(asked), _near if rounded else _alike
+        marks[places[alike(matrix, base.reshape(matrix.shape), places)]] = HELD
     empty = np.flatnonzero((matrix[:, 0] == 0).cpu().numpy())  # of trained weights next to none
     marks[empty[_words(matrix, empty).max(1, initial=0) == 0]] = ZEROS
     zeros = find_zeros(matrix, marks == MOVING)
@@ -118,7 +126,7 @@ def holds_rows(rows: StillRows | None) -> bool:
 def row_streams(
     name: str, own: StillRows | None, below: StillRows | None, middle: Middle, *, alone: bool = False
 ) -> Iterator[Stream]:
-    """What says them; ``alone``: without a base, so that rows that are held are given.
+    """What says them; ``alone``: without a base that has them, so that rows that are held are given.
 
     Args:
         name: of the tensor.
@@ -191,6 +199,15 @@ def _alike(matrix: Tensor, base: Tensor, rows: NDArray[np.int64]) -> NDArray[np.
     alike = rows[same]
     same[same] = (_words(matrix, alike) == _words(base, alike)).all(1)
     return same
+
+
+def _near(matrix: Tensor, base: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the rows are as near to the base's as bfloat16 is to what it rounds."""
+    places = torch.from_numpy(rows)
+    rough = base[places].to(torch.float32)
+    away = (matrix[places.to(matrix.device)].cpu().to(torch.float32) - rough).abs_()
+    near: NDArray[np.bool_] = (away <= rough.abs_() * torch.finfo(torch.bfloat16).eps).all(1).numpy()
+    return near
 
 
 def _words(matrix: Tensor, rows: NDArray[np.int64]) -> NDArray[Any]:
