@@ -13,6 +13,7 @@ from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.held import Held, Rows
 from dynaquant_core.methods.lattice.looks import found_once, is_level, stats_of, those
 from dynaquant_core.methods.lattice.norm import shortening, squares
+from dynaquant_core.methods.lattice.parts import parts_of
 from dynaquant_core.methods.lattice.rows import StillRows, find_rows, holds_rows
 from dynaquant_core.methods.lattice.signs import edge_of, nearest_zero
 from dynaquant_core.methods.lattice.stays import Lattice, standing, staying
@@ -136,12 +137,12 @@ def _rows(
             return lattices[name].rows
         asked = None if base is None else base.rows_begun(name)
         if base is None or asked is None:
-            return find_rows(state[name], None, None)
+            return find_rows(state[name])
         own = base.tensors[name]
         rounded = isinstance(own, Plain) and own.bf16 and not base.restored
-        found = find_rows(state[name], own.tensor(), asked, rounded=rounded)
+        found = find_rows(state[name], parts_of(own), asked, rounded=rounded)
         if lattice and found is not None and not found.move():
-            return find_rows(state[name], None, None)
+            return find_rows(state[name])
         return found
 
     known: dict[str, StillRows | None] = hints.scratch.setdefault(

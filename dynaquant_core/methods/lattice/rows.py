@@ -10,9 +10,9 @@ A pruned matrix has zeros all over, and its training goes by them.  So each zero
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ __all__ = ["StillRows", "find_rows", "holds_rows", "read_rows", "row_streams"]
 #: the lattice but for the zeros of the stream ``zeros``.
 MOVING, HELD, ZEROS, GIVEN, PRUNED = range(5)
 
+NO_ROWS: Final = np.zeros(0, np.bool_)
+
 Marks = NDArray[np.uint8]
 Middle = Callable[[], NDArray[np.bool_]]
 
@@ -58,6 +60,15 @@ class StillRows:
     marks: Marks
     values: Tensor
     zeros: Bits | None = None
+
+    def part(self, rows: slice) -> StillRows:
+        """Those of some rows, from a multiple of 8 on."""
+        first, last = (np.count_nonzero(self.marks[:end] == HELD) for end in (rows.start, rows.stop))
+        width = self.values.shape[1]
+        zeros = (
+            None if self.zeros is None else self.zeros[rows.start * width // 8 : -(-rows.stop * width // 8)]
+        )
+        return StillRows(self.marks[rows], self.values[first:last], zeros)
 
     def held(self) -> NDArray[np.bool_]:
         """Which rows are held, bool[rows]."""
@@ -85,18 +96,23 @@ class StillRows:
 
 
 def find_rows(
-    tensor: Tensor, base: Tensor | None, asked: NDArray[np.bool_] | None, *, rounded: bool = False
+    tensor: Tensor,
+    base: Iterable[tuple[slice, Tensor]] = (),
+    asked: NDArray[np.bool_] = NO_ROWS,
+    *,
+    rounded: bool = False,
 ) -> StillRows | None:
     """The rows of a live tensor that stay; None where there are none.
 
     Args:
         tensor: floating, of any device.
-        base: what a reader holds of the tensor; None: rows are looked at for zeros only.
-        asked: bool[rows], which may be what the run was restored to; None: none.
+        base: what a reader holds of the tensor, some rows at a time (`parts`); none: rows are looked at for
+            zeros only.
+        asked: bool[rows], which of them may be what the run was restored to.
         rounded: ``base`` has rounded them to bfloat16, so those stay that are within its precision.
 
     Example:
-        >>> found = find_rows(torch.tensor([[1.0, 2], [3, 0], [0, 0]]), None, None)
+        >>> found = find_rows(torch.tensor([[1.0, 2], [3, 0], [0, 0]]))
         >>> found.marks.tolist()
         [0, 4, 2]
     """
@@ -104,9 +120,10 @@ def find_rows(
         return None
     matrix = tensor.detach().reshape(tensor.shape[0], -1)
     marks = np.zeros(len(matrix), np.uint8)
-    if base is not None and asked is not None:
-        places, alike = np.flatnonzero(asked), _near if rounded else _alike
-        marks[places[alike(matrix, base.reshape(matrix.shape), places)]] = HELD
+    for part, values in base:
+        rows, below = _rows_of(part, matrix.shape[1]), values.view(-1, matrix.shape[1])
+        places, alike = np.flatnonzero(asked[rows]), _near if rounded else _alike
+        marks[rows][places[alike(matrix[rows], below, places)]] = HELD
     empty = np.flatnonzero((matrix[:, 0] == 0).cpu().numpy())  # of trained weights next to none
     marks[empty[_words(matrix, empty).max(1, initial=0) == 0]] = ZEROS
     zeros = find_zeros(matrix, marks == MOVING)
@@ -185,6 +202,11 @@ def read_rows(
     if (marks == PRUNED).any():
         zeros = read_zeros(source, name, marks == PRUNED, None if below is None else below.zeros, middle())
     return StillRows(np.where(marks == GIVEN, HELD, marks).astype(np.uint8), values, zeros)
+
+
+def _rows_of(part: slice, width: int) -> slice:
+    """Rows of a part of `row_parts`."""
+    return slice(part.start // width, part.stop // width)
 
 
 def _given(source: StreamSource, name: str, spec: TensorSpec) -> Tensor:

@@ -15,6 +15,7 @@ from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.looks import LOOK, found_once, stats_of, those
+from dynaquant_core.methods.lattice.parts import parts_of
 from dynaquant_core.methods.lattice.rows import StillRows, holds_rows
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import steps_of, surroundings
@@ -192,7 +193,7 @@ def _is_still(held: Cells, tensor: Tensor) -> bool:
     flat = flatten(tensor)
     if held.rows is None and not np.array_equal(words_of(flat[:LOOK]), words_of(held.head(LOOK).tensor())):
         return False
-    return np.array_equal(words_of(flat), words_of(held.tensor()))
+    return all(np.array_equal(words_of(flat[part]), words_of(now)) for part, now in parts_of(held))
 
 
 def _is_frozen(held: Cells, tensor: Tensor) -> bool:
