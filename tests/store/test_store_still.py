@@ -94,7 +94,7 @@ def test_what_moves_after_a_save_that_saw_it_still_is_kept(
 
 
 @pytest.mark.parametrize("begin", [resumed, looked, twice, into, in_part])
-@pytest.mark.parametrize(("max_chain", "count"), [(64, 1), (1, 2), (1, 3), (0, 1), (4, 3)])
+@pytest.mark.parametrize(("max_chain", "count"), [(64, 1), (1, 2), (1, 3), (0, 1), (4, 1), (4, 3)])
 def test_whatever_the_save_between_is_and_however_the_run_was_restored(
     tmp_path: Path, max_chain: int, count: int, begin: Way
 ) -> None:
