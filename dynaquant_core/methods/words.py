@@ -15,7 +15,7 @@ from torch import Tensor
 from dynaquant_core.state.raw import copied, words_of
 from dynaquant_core.state.spec import TensorSpec, dtype_of
 
-__all__ = ["CODECS", "Plain", "plain_of"]
+__all__ = ["CODECS", "LARGEST_HALF", "Plain", "plain_of"]
 
 #: What may code them, given the base's words where it holds the tensor in the same way.
 CODECS = ("same", "constant", "planes", "planes_xor", "raw")

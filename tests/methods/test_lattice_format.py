@@ -87,6 +87,23 @@ def test_a_reader_made_from_the_page_alone_of_rows_that_stay(dtype):
     assert_same(ref.state(), {name: tensor.values for name, tensor in rekeyed.items()})
 
 
+def test_a_reader_made_from_the_page_alone_of_rows_that_a_base_in_bfloat16_has_rounded():
+    """Their words are given, in a delta; the next one has a base that holds them."""
+    state = {"embed.weight": torch.randn(300, 16), "other.weight": torch.randn(40, 40)}
+    ref, page, given = None, {}, []
+    for number, scale in enumerate((0.5, 0.5, "bf16", 0.5, 0.5)):
+        _, held, read, streams = store(LATTICE, state, ref, LatticeConfig(scale=scale))
+        page = lattice_reader.decode(streams, page)
+        assert_same(read.state(), {name: tensor.values for name, tensor in page.items()})
+        given.append(streams.has("embed.weight", "rows"))
+        ref = held if number else read
+        state = state if number else read.state()
+        state["embed.weight"][50:120] += 0.1 * torch.randn(70, 16)
+        state["other.weight"] += 0.1
+    assert given == [False, False, False, True, False]
+    assert torch.equal(read.state()["embed.weight"][:50], state["embed.weight"][:50])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_reader_made_from_the_page_alone_of_tensors_of_one_sign(dtype):
     """Some with zeros, of a row or all over, one that keeps its norm; the run is restored twice."""

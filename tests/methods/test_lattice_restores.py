@@ -281,3 +281,42 @@ def test_a_frozen_tensor_of_another_shape_or_type_is_no_frozen_tensor():
     now["layer1.weight"] = now["layer1.weight"].reshape(380, 350)
     again = store(LATTICE, now, None, POINT, Hints(before=read))[2]
     assert all(not torch.equal(tensor, now[name]) for name, tensor in again.state().items())
+
+
+# -- in bfloat16 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize(("mean", "step"), [(1.0, 1e-3), (0.0, 3e-5)])
+def test_in_bfloat16_movement_below_its_precision_is_not_lost_either(dtype, mean, step):
+    """Restored weights lie on values of bfloat16; the nearest one would be the same again."""
+    draw, point = torch.Generator().manual_seed(0), LatticeConfig(scale="bf16")
+    read = store(
+        LATTICE, {"w": (mean + 0.02 * torch.randn(400, 400, generator=draw)).to(dtype)}, None, point
+    )[2]
+    for _ in range(3):
+        start = read.state()
+        weights = {"w": start["w"] + (step * torch.randn(400, 400, generator=draw)).to(dtype)}
+        seen, held, read, table = store(LATTICE, weights, read, point)
+        assert_same(seen, read.state())
+        found, spread, _ = alignment(read.state(), weights, start)
+        assert spread < 0.02
+        assert abs(found) < FAR * spread
+        again = store(LATTICE, weights, held, point)  # in a run each weight is rounded as it was
+        assert_same(again[2].state(), read.state())
+        assert again[3].nbytes < table.nbytes / 50
+
+
+def test_bfloat16_keeps_what_it_has_and_makes_nothing_infinite():
+    far = {
+        dtype: torch.finfo(dtype).max * torch.tensor([1.0, -1.0], dtype=dtype)
+        for dtype in (torch.float16, torch.float32, torch.float64)
+    }
+    for dtype, ends in far.items():
+        values = torch.cat(
+            [ends, torch.randn(600).bfloat16().to(dtype).clamp(-10, 10), torch.zeros(2, dtype=dtype)]
+        )
+        decoded = store(LATTICE, {"w": values}, None, LatticeConfig(scale="bf16"))[2].state()["w"]
+        assert torch.isfinite(decoded).all()
+        assert torch.equal(decoded[2:], values[2:])
+        assert torch.equal(decoded[:2].sign(), ends.sign())

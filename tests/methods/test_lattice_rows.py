@@ -177,3 +177,65 @@ def test_a_padding_row_is_zeros_after_every_restore(tmp_path: Path) -> None:
     assert step == 30
     assert not torch.equal(drift[1], drift[0])  # on the lattice, as the rest
     assert torch.equal(drift[3], drift[1])  # and not moved again by restores that follow
+
+
+def lives(between: list[object], *, count: int = 4, idle: bool = False) -> list[torch.Tensor]:
+    """An embedding of which half the rows are trained, after each of some lives; a save at each scale."""
+    torch.manual_seed(0)
+    state = {"embed.weight": torch.randn(200, 32), "fc.weight": torch.randn(60, 60)}
+    read, seen = saved(state, None)[2], []
+    for _ in range(count):
+        state, ref = read.state(), read
+        for number, scale in enumerate(between):
+            if number or not idle:
+                state["embed.weight"][:100] += 0.05 * torch.randn(100, 32)
+            state["fc.weight"] += 0.05 * torch.randn(60, 60)
+            shown, ref, read, _ = saved(state, ref, scale)
+            assert_same(shown, read.state())
+            assert_same(read.state(), ref.state())
+        seen.append(read.state()["embed.weight"][100:])
+    return seen
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        (0.5, "exact", 0.5),
+        (0.5, "bf16", 0.5),
+        ("exact", 0.5),
+        ("bf16", "bf16", 0.5, 0.4),
+        ("bf16", "exact", 0.3),
+    ],
+)
+def test_a_save_beyond_the_lattice_brings_rows_without_gradient_no_noise(between):
+    """Nor does it make the next one forget which they were."""
+    seen = lives(between)
+    assert all(torch.equal(rows, seen[0]) for rows in seen)
+
+
+@pytest.mark.parametrize("between", [(0.5, 0.5, 1.0), (0.5, 0.5, 0.2), ("exact", 0.5), ("bf16", 0.5, 0.5)])
+def test_a_table_that_is_still_at_first_brings_its_unused_rows_no_noise_later(between):
+    seen = lives(between, idle=True)
+    assert all(torch.equal(rows, seen[0]) for rows in seen)
+
+
+def test_rows_that_end_a_life_in_bfloat16_are_rounded_once():
+    seen = lives((0.5, "bf16"))
+    assert torch.equal(seen[0], seen[0].bfloat16().float())
+    assert all(torch.equal(rows, seen[0]) for rows in seen)
+
+
+def test_a_chain_that_goes_back_to_a_link_beyond_the_lattice_knows_its_rows(tmp_path: Path) -> None:
+    """A full chain builds on a link in its middle again, read from its file, which does not say so."""
+    torch.manual_seed(0)
+    weights = {"embed.weight": torch.randn(200, 32), "fc.weight": torch.randn(60, 60)}
+    with dq.CheckpointStore(tmp_path, max_chain=4) as store:
+        store.save(0, {"model": weights}, config=LatticeConfig(scale=0.5))
+    with dq.CheckpointStore(tmp_path, max_chain=4) as store:
+        weights = store.resume()["model"]
+        first = weights["embed.weight"][100:].clone()
+        for step in range(1, 6):
+            weights["embed.weight"][:100] += 0.05 * torch.randn(100, 32)
+            store.save(step, {"model": weights}, config=LatticeConfig(scale="exact" if step == 2 else 0.5))
+        assert store.info(5).base_step == 2
+    assert torch.equal(dq.CheckpointStore(tmp_path).load()["model"]["embed.weight"][100:], first)

@@ -6,6 +6,7 @@ checkpoint; wide ones hold k + 128, for steps so fine that most k would not fit 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.methods.lattice import motion_kernels as kernels
+from dynaquant_core.methods.lattice.parts import row_parts
 from dynaquant_core.methods.lattice.rows import StillRows
 from dynaquant_core.methods.lattice.signs import ends_of
-from dynaquant_core.quantize.lattice import MIDDLE, dequantise, offset_key, quantise
+from dynaquant_core.quantize.lattice import MIDDLE, dequantise, key_from, offset_key, quantise
 from dynaquant_core.state.pages import empty_tensor
 from dynaquant_core.state.spec import TensorSpec
 
@@ -108,6 +110,27 @@ class Cells:
 
     def write(self, out: Tensor) -> None:
         """Decodes into a floating tensor of the same number of elements, on its device, in its dtype."""
+        self._decode(self.key, out)
+        if self.rows is not None:
+            self.rows.write(out)
+
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Decodes the parts of `parts.row_parts`, one at a time: (which weights, [n] on the CPU)."""
+        width, used = self.spec.numel // max(self.spec.shape[0], 1), 0
+        for part in row_parts(self.spec):
+            packed, out = self.packed[part], torch.empty(part.stop - part.start, dtype=dtype, device="cpu")
+            far = self.outliers[used:]
+            some = replace(self, packed=packed, outliers=far[:0])
+            if far.size:
+                some = replace(some, outliers=far[: some.marks().size])
+            used += some.outliers.size
+            some._decode(key_from(self.key, part.start), out)
+            if self.rows is not None:
+                self.rows.part(slice(part.start // width, part.stop // width)).write(out)
+            yield part, out
+
+    def _decode(self, key: int, out: Tensor) -> None:
+        """Decodes what is read off the lattice, all of it, by the offsets of a key."""
         symbols, escapes = self.packed, self.outliers
         if self.alphabet.narrow:
             symbols = np.empty_like(self.packed)
@@ -116,9 +139,7 @@ class Cells:
                 fits = np.abs(self.outliers.astype(np.int64)) < MIDDLE
                 symbols[self.marks()] = np.where(fits, self.outliers + MIDDLE, 0).astype(np.uint8)
                 escapes = self.outliers[~fits]
-        dequantise(symbols, escapes, self.step * self.factor, self.key, out, ends_of(self.edge))
-        if self.rows is not None:
-            self.rows.write(out)
+        dequantise(symbols, escapes, self.step * self.factor, key, out, ends_of(self.edge))
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """Decodes the tensor."""

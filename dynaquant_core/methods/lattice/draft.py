@@ -15,13 +15,16 @@ from dynaquant_core.methods.lattice.cells import Cells, cells_of
 from dynaquant_core.methods.lattice.few_moved import FewMoved, few_moved
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.layout import Layout, Row
+from dynaquant_core.methods.lattice.looks import is_level
 from dynaquant_core.methods.lattice.motion import motion
 from dynaquant_core.methods.lattice.plan import Plan
 from dynaquant_core.methods.lattice.rekey import rekey_streams, row_of
+from dynaquant_core.methods.lattice.rounded import rounded
 from dynaquant_core.methods.lattice.rows import row_streams
 from dynaquant_core.methods.lattice.run_code import RunCode, run_code
 from dynaquant_core.methods.lattice.runs import runs_of
 from dynaquant_core.methods.words import CODECS, Plain, plain_of
+from dynaquant_core.quantize.lattice import offset_key
 from dynaquant_core.state.spec import TensorSpec
 from dynaquant_core.threads import map_threads
 
@@ -102,7 +105,8 @@ class LatticeDraft:
         return self.config.scale if isinstance(self.config.scale, float) else 0.0
 
     def _reference(self, tensors: Mapping[str, Cells | Plain]) -> Held:
-        return Held(tensors, self._epoch, self._scale, restored=False)
+        plan = self._plan
+        return Held(tensors, self._epoch, self._scale, restored=False, began=plan.began, unmoved=plan.unmoved)
 
     def _tensor(self, name: str) -> Cells | Plain:
         """What a reader would hold of a tensor."""
@@ -110,11 +114,18 @@ class LatticeDraft:
             return self._held[name]
         goes = self._plan.lattices[name]
         if goes is None:
-            return plain_of(self._live[name], bf16=self.config.scale == "bf16")
+            return self._plain(name)
         cells = cells_of(name, self._live[name], goes.drawn_in, goes.epoch, goes.alphabet, goes.spread)
         if cells is None:
             return plain_of(self._live[name], bf16=False)
         return replace(cells, step=goes.step, factor=goes.factor, rows=goes.rows, edge=goes.edge)
+
+    def _plain(self, name: str) -> Plain:
+        """A tensor that goes on no lattice; one of equal values takes a few bytes as it is."""
+        live = self._live[name]
+        if self.config.scale == "bf16" and not is_level(live):
+            return rounded(live, offset_key(self._epoch, name))
+        return plain_of(live, bf16=False)
 
     def _below(self, name: str) -> Cells | Plain | None:
         return None if self._base is None else self._base.tensors.get(name)
@@ -138,7 +149,9 @@ class LatticeDraft:
 
     def _rows(self, own: Cells) -> Iterator[Stream]:
         below = self._below(own.name)
-        return row_streams(own.name, own.rows, below.rows if isinstance(below, Cells) else None, own.middle)
+        known = below.rows if isinstance(below, Cells) else None
+        given = isinstance(below, Plain) and own.rows is not None and not own.rows.are_in(below.tensor())
+        return row_streams(own.name, own.rows, known, own.middle, alone=given)
 
     def _words(self, name: str, own: Plain) -> Stream:
         """A tensor that is on no lattice."""

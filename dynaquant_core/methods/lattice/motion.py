@@ -19,6 +19,7 @@ from dynaquant_core.methods.lattice.cells import Alphabet, Cells
 from dynaquant_core.methods.lattice.contexts import COUNT, FIRST_NEW
 from dynaquant_core.methods.lattice.kept import IMPOSSIBLE, first_cells, first_residuals, tables
 from dynaquant_core.methods.lattice.moved_kernels import remember
+from dynaquant_core.methods.lattice.parts import parts_of
 from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.lattice import offset_key, offsets
 
@@ -172,10 +173,21 @@ def motion(
     if isinstance(base, Cells) and (base.step, base.epoch, base.alphabet) == (step, epoch, alphabet):
         return KeptLattice(base.packed, alphabet)
     contexts, aims = np.empty(n, np.uint8), np.empty(n, np.int16)
-    histories = base.histories if isinstance(base, Cells) else NONE
-    values = _values(base, n)
-    drawn = offsets(offset_key(epoch, name), n)
-    kernels.aim_at(values, drawn, np.float32(step), alphabet.zero - 1, histories, FIRST_NEW, contexts, aims)
+    histories, key = base.histories if isinstance(base, Cells) else NONE, offset_key(epoch, name)
+    for part, values in parts_of(base, torch.float32):  # of a float64 tensor, rounded
+        drawn, before = offsets(key, values.numel(), part.start), histories
+        if histories.size == n:
+            before = histories[part]
+        kernels.aim_at(
+            values.numpy(),
+            drawn,
+            np.float32(step),
+            alphabet.zero - 1,
+            before,
+            FIRST_NEW,
+            contexts[part],
+            aims[part],
+        )
     return NewLattice(contexts, aims, histories, alphabet)
 
 
@@ -195,13 +207,3 @@ def _room(n: int, alphabet: Alphabet) -> NDArray[Any]:
 def _require_cells(good: bool, name: str) -> None:
     if not good:
         raise CorruptFileError(f"tensor {name}: a residual leads to a cell that does not exist.")
-
-
-def _values(base: Cells | Plain, n: int) -> NDArray[np.float32]:
-    """The base's values as float32[n]; of a float64 tensor, rounded."""
-    out = torch.empty(n, dtype=torch.float32, device="cpu")
-    if isinstance(base, Cells):
-        base.write(out)
-    else:
-        out.copy_(base.tensor().reshape(-1))
-    return out.numpy()

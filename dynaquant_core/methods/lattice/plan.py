@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import xxhash
 from torch import Tensor
 
-from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.base import Hints, Reference
 from dynaquant_core.methods.lattice.bound import Bound
-from dynaquant_core.methods.lattice.cells import Cells
-from dynaquant_core.methods.lattice.held import Held
+from dynaquant_core.methods.lattice.held import Held, Rows
 from dynaquant_core.methods.lattice.looks import found_once, is_level, stats_of, those
 from dynaquant_core.methods.lattice.norm import shortening, squares
+from dynaquant_core.methods.lattice.parts import parts_of
 from dynaquant_core.methods.lattice.rows import StillRows, find_rows, holds_rows
 from dynaquant_core.methods.lattice.signs import edge_of, nearest_zero
 from dynaquant_core.methods.lattice.stays import Lattice, standing, staying
+from dynaquant_core.methods.words import Plain
 from dynaquant_core.quantize.lattice import scattered, steps_of
 from dynaquant_core.state.raw import words_of
 from dynaquant_core.threads import map_threads
@@ -35,10 +36,14 @@ class Plan:
     Args:
         lattices: by name; None: on none, but in words.
         epoch: of the newest lattice.
+        began: epochs of the lattices that this life of the run began on, by name (`Held`).
+        unmoved: of tensors in words, which rows are what it began on (`Held`).
     """
 
     lattices: Mapping[str, Lattice | None]
     epoch: int
+    began: Mapping[str, int]
+    unmoved: Mapping[str, Rows] = field(default_factory=dict)
 
 
 def plan(
@@ -57,7 +62,7 @@ def plan(
     outliers.  Where the scale changes, a frozen tensor's stays too, unless its steps are too wide now: it
     costs nothing there.  After a restore every offset is drawn anew: the weights began on points of the old
     lattice and would snap back to them.  Only a tensor that still is what the base decodes to stays where it
-    is: its noise would add up from restore to restore.  That holds for a key too, within a run.
+    is, until it moves: its noise would add up from restore to restore.  That holds for a key too, in a run.
     """
     bound = bound or Bound()
     level = found_once("level", hints, lambda: those(lambda name: is_level(state[name]), state))
@@ -73,20 +78,32 @@ def plan(
         steps = steps_of(scale, stats)  # which depend on all tensors
         lattices |= {name: Lattice(steps[name], epoch, None, stats[name].std) for name in new}
     lengths = squares(state, hints) if keep_norm else {}
-    rows = _rows(rough, state, base, lattices, hints)
+    rows = _rows(rough, state, base, lattices, hints, lattice=True)
     nearest = _nearest(rough, state, rows, hints, key=base is None)
     goes = {
         name: _finished(lattices[name], lengths.get(name, 0.0), rows[name], nearest[name]) for name in rough
     }
-    return Plan({name: goes.get(name) for name in state}, epoch)
+    return Plan({name: goes.get(name) for name in state}, epoch, _began(last, goes))
 
 
 def plan_beyond(state: Mapping[str, Tensor], base: Held | None, hints: Hints) -> Plan:
-    """Plans a save beyond the lattice, exact or in bfloat16: only what is still stays where it is."""
+    """Plans a save beyond the lattice, exact or in bfloat16: only what is still stays where it is.
+
+    Which rows of the others are what the run was restored to has to be remembered, for the next on a lattice.
+    """
     last = hints.before if base is None else base
     stood = standing(state, state, last, hints, key=base is None) if isinstance(last, Held) else {}
     epoch = fresh_epoch(state) if base is None else next_epoch(base)
-    return Plan({name: stood.get(name) for name in state}, epoch)
+    asked = [] if base is None else [name for name in state if base.rows_begun(name) is not None]
+    rows = _rows([name for name in asked if name not in stood], state, base, stood, hints, lattice=False)
+    unmoved = {name: own.held() for name, own in rows.items() if own is not None and holds_rows(own)}
+    return Plan({name: stood.get(name) for name in state}, epoch, _began(last, stood), unmoved)
+
+
+def _began(last: Reference | None, lattices: Mapping[str, Lattice]) -> dict[str, int]:
+    """What the run's last checkpoint knows of where its life began, and what this save sees still."""
+    known = last.began if isinstance(last, Held) else {}
+    return {**known, **{name: goes.epoch for name, goes in lattices.items() if goes.still}}
 
 
 def _finished(lattice: Lattice, square: float, rows: StillRows | None, nearest: float | None) -> Lattice:
@@ -106,31 +123,34 @@ def _rows(
     base: Held | None,
     lattices: Mapping[str, Lattice],
     hints: Hints,
+    *,
+    lattice: bool,
 ) -> dict[str, StillRows | None]:
     """Rows that stay, of each tensor; looked for once a save and base, whatever the number of drafts.
 
-    Of tokens that do not occur, experts that are not asked, units that are dead.
+    Of tokens that do not occur, experts that are not asked, units that are dead.  Where all of a tensor stays
+    that goes on a lattice, none is named: it takes its noise once, and after that costs nothing, in keys too.
     """
 
     def find(name: str) -> StillRows | None:
-        if lattices[name].still:
+        if name in lattices and lattices[name].still:
             return lattices[name].rows
-        own = None if base is None else base.tensors[name]
-        below = own.rows if isinstance(own, Cells) else None
-        began = base is not None and base.restored
-        asked = state[name].dim() > 1 and (began or holds_rows(below))
-        values = own.tensor() if own is not None and asked else None
-        found = find_rows(state[name], below, values, everywhere=began)
-        if values is not None and found is not None and not found.move():
-            # All of it stays: it takes its noise once, and after that it costs nothing, in keys too.
-            return find_rows(state[name], None, None, everywhere=False)
+        asked = None if base is None else base.rows_begun(name)
+        if base is None or asked is None:
+            return find_rows(state[name])
+        own = base.tensors[name]
+        rounded = isinstance(own, Plain) and own.bf16 and not base.restored
+        found = find_rows(state[name], parts_of(own), asked, rounded=rounded)
+        if lattice and found is not None and not found.move():
+            return find_rows(state[name])
         return found
 
-    key, asked = ("lattice", "rows", base is None), list(names)
-    if key not in hints.scratch:
-        hints.scratch[key] = dict(zip(asked, map_threads(find, asked), strict=True))
-    found: dict[str, StillRows | None] = hints.scratch[key]
-    return found
+    known: dict[str, StillRows | None] = hints.scratch.setdefault(
+        ("lattice", "rows", base is None, lattice), {}
+    )
+    asked = [name for name in names if name not in known]
+    known |= dict(zip(asked, map_threads(find, asked), strict=True))
+    return known
 
 
 def _nearest(
@@ -151,8 +171,12 @@ def _nearest(
 
 
 def next_epoch(base: Held) -> int:
-    """The epoch of lattices that follow a base: another one after a restore."""
-    return (base.epoch + base.restored) % 2**32
+    """The epoch of lattices that follow a base: another one after a restore.
+
+    And where a tensor was found to lie on a lattice of the base's epoch: it must be drawn on one of another.
+    """
+    taken = any(base.is_start(name) and own.epoch == base.epoch for name, own in base.cells())
+    return (base.epoch + (base.restored or taken)) % 2**32
 
 
 def fresh_epoch(state: Mapping[str, Tensor]) -> int:

@@ -10,9 +10,9 @@ A pruned matrix has zeros all over, and its training goes by them.  So each zero
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ __all__ = ["StillRows", "find_rows", "holds_rows", "read_rows", "row_streams"]
 #: the lattice but for the zeros of the stream ``zeros``.
 MOVING, HELD, ZEROS, GIVEN, PRUNED = range(5)
 
+NO_ROWS: Final = np.zeros(0, np.bool_)
+
 Marks = NDArray[np.uint8]
 Middle = Callable[[], NDArray[np.bool_]]
 
@@ -59,6 +61,24 @@ class StillRows:
     values: Tensor
     zeros: Bits | None = None
 
+    def part(self, rows: slice) -> StillRows:
+        """Those of some rows, from a multiple of 8 on."""
+        first, last = (np.count_nonzero(self.marks[:end] == HELD) for end in (rows.start, rows.stop))
+        width = self.values.shape[1]
+        zeros = (
+            None if self.zeros is None else self.zeros[rows.start * width // 8 : -(-rows.stop * width // 8)]
+        )
+        return StillRows(self.marks[rows], self.values[first:last], zeros)
+
+    def held(self) -> NDArray[np.bool_]:
+        """Which rows are held, bool[rows]."""
+        found: NDArray[np.bool_] = self.marks == HELD
+        return found
+
+    def are_in(self, base: Tensor) -> bool:
+        """Whether a tensor has all rows that are held as they are."""
+        return torch.equal(base.reshape(self.marks.size, -1)[self._places(HELD, base)], self.values)
+
     def move(self) -> bool:
         """Whether some rows are read off the lattice."""
         return bool(((self.marks == MOVING) | (self.marks == PRUNED)).any())
@@ -76,18 +96,23 @@ class StillRows:
 
 
 def find_rows(
-    tensor: Tensor, below: StillRows | None, base: Tensor | None, *, everywhere: bool
+    tensor: Tensor,
+    base: Iterable[tuple[slice, Tensor]] = (),
+    asked: NDArray[np.bool_] = NO_ROWS,
+    *,
+    rounded: bool = False,
 ) -> StillRows | None:
     """The rows of a live tensor that stay; None where there are none.
 
     Args:
         tensor: floating, of any device.
-        below: those of the base, if there are some.
-        base: what a reader holds of the tensor; None: rows are looked at for zeros only.
-        everywhere: a run began from ``base``, so any row may be as it was; else those that were held alone.
+        base: what a reader holds of the tensor, some rows at a time (`parts`); none: rows are looked at for
+            zeros only.
+        asked: bool[rows], which of them may be what the run was restored to.
+        rounded: ``base`` has rounded them to bfloat16, so those stay that are within its precision.
 
     Example:
-        >>> found = find_rows(torch.tensor([[1.0, 2], [3, 0], [0, 0]]), None, None, everywhere=False)
+        >>> found = find_rows(torch.tensor([[1.0, 2], [3, 0], [0, 0]]))
         >>> found.marks.tolist()
         [0, 4, 2]
     """
@@ -95,10 +120,10 @@ def find_rows(
         return None
     matrix = tensor.detach().reshape(tensor.shape[0], -1)
     marks = np.zeros(len(matrix), np.uint8)
-    if base is not None:
-        were = np.zeros_like(marks) if below is None else below.marks
-        asked = np.flatnonzero((were == HELD) | everywhere)
-        marks[asked[_alike(matrix, base.reshape(matrix.shape), asked)]] = HELD
+    for part, values in base:
+        rows, below = _rows_of(part, matrix.shape[1]), values.view(-1, matrix.shape[1])
+        places, alike = np.flatnonzero(asked[rows]), _near if rounded else _alike
+        marks[rows][places[alike(matrix[rows], below, places)]] = HELD
     empty = np.flatnonzero((matrix[:, 0] == 0).cpu().numpy())  # of trained weights next to none
     marks[empty[_words(matrix, empty).max(1, initial=0) == 0]] = ZEROS
     zeros = find_zeros(matrix, marks == MOVING)
@@ -118,7 +143,7 @@ def holds_rows(rows: StillRows | None) -> bool:
 def row_streams(
     name: str, own: StillRows | None, below: StillRows | None, middle: Middle, *, alone: bool = False
 ) -> Iterator[Stream]:
-    """What says them; ``alone``: without a base, so that rows that are held are given.
+    """What says them; ``alone``: without a base that has them, so that rows that are held are given.
 
     Args:
         name: of the tensor.
@@ -179,6 +204,11 @@ def read_rows(
     return StillRows(np.where(marks == GIVEN, HELD, marks).astype(np.uint8), values, zeros)
 
 
+def _rows_of(part: slice, width: int) -> slice:
+    """Rows of a part of `row_parts`."""
+    return slice(part.start // width, part.stop // width)
+
+
 def _given(source: StreamSource, name: str, spec: TensorSpec) -> Tensor:
     words = empty_words(spec)
     decode_stream(source, name, "rows", words)
@@ -191,6 +221,15 @@ def _alike(matrix: Tensor, base: Tensor, rows: NDArray[np.int64]) -> NDArray[np.
     alike = rows[same]
     same[same] = (_words(matrix, alike) == _words(base, alike)).all(1)
     return same
+
+
+def _near(matrix: Tensor, base: Tensor, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the rows are as near to the base's as bfloat16 is to what it rounds."""
+    places = torch.from_numpy(rows)
+    rough = base[places].to(torch.float32)
+    away = (matrix[places.to(matrix.device)].cpu().to(torch.float32) - rough).abs_()
+    near: NDArray[np.bool_] = (away <= rough.abs_() * torch.finfo(torch.bfloat16).eps).all(1).numpy()
+    return near
 
 
 def _words(matrix: Tensor, rows: NDArray[np.int64]) -> NDArray[Any]:

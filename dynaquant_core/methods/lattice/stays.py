@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import inf
 
@@ -14,6 +15,7 @@ from dynaquant_core.methods.lattice.bound import Bound
 from dynaquant_core.methods.lattice.cells import Alphabet, Cells, cells_of
 from dynaquant_core.methods.lattice.held import Held
 from dynaquant_core.methods.lattice.looks import LOOK, found_once, stats_of, those
+from dynaquant_core.methods.lattice.parts import parts_of
 from dynaquant_core.methods.lattice.rows import StillRows, holds_rows
 from dynaquant_core.quantize.flat import flatten
 from dynaquant_core.quantize.lattice import steps_of, surroundings
@@ -73,21 +75,25 @@ def staying(
     *,
     key: bool,
 ) -> dict[str, Lattice]:
-    """Those that stay on the lattice of the run's last checkpoint: of a key only what is still."""
+    """Those that stay on the lattice of the run's last checkpoint.
+
+    Of a key only what is still, and so of what this life of the run began on.
+    """
     cells = _cells(names, state, base, key=key)
-    asked = [name for name, held in cells.items() if key or base.restored or held.factor < 1]
+    free = {name: held for name, held in cells.items() if not (key or base.is_start(name))}
+    asked = [name for name, held in cells.items() if name not in free or held.factor < 1]
     still = _still(cells, asked, state, hints, key=key)
-    stay: Collection[str] = still
-    if not key and not base.restored and base.scale == scale:
-        stay = cells.keys() - _outgrown(cells, state, scale, hints, bound)
-    elif not key and not base.restored:
+    stay: AbstractSet[str] = still - free.keys()
+    if free and base.scale == scale:
+        stay |= free.keys() - _outgrown(free, state, scale, hints, bound)
+    elif free:
         frozen = found_once(
-            "frozen", hints, lambda: those(lambda name: _is_frozen(cells[name], state[name]), cells)
+            "frozen", hints, lambda: those(lambda name: _is_frozen(free[name], state[name]), free)
         )
         steps = steps_of(scale, stats_of(state, hints, bound)) if frozen else {}
-        stay = [name for name in frozen if cells[name].step <= WIDEST * steps[name]]
+        stay |= {name for name in frozen if free[name].step <= WIDEST * steps[name]}
     # What is still loses nothing on its lattice, whatever the scale, and would take noise on another.
-    stood = standing(cells.keys() - set(stay), state, base, hints, key=key)
+    stood = standing(cells.keys() - stay, state, base, hints, key=key)
     return {name: _same(cells[name], still=name in still) for name in stay} | stood
 
 
@@ -187,7 +193,7 @@ def _is_still(held: Cells, tensor: Tensor) -> bool:
     flat = flatten(tensor)
     if held.rows is None and not np.array_equal(words_of(flat[:LOOK]), words_of(held.head(LOOK).tensor())):
         return False
-    return np.array_equal(words_of(flat), words_of(held.tensor()))
+    return all(np.array_equal(words_of(flat[part]), words_of(now)) for part, now in parts_of(held))
 
 
 def _is_frozen(held: Cells, tensor: Tensor) -> bool:

@@ -5,7 +5,7 @@ symbols and back; `steps` says how wide a step is in each tensor.  The error has
 so that training heals it after a restore.
 """
 
-from dynaquant_core.quantize.lattice.offsets import offset_key, offsets
+from dynaquant_core.quantize.lattice.offsets import key_from, offset_key, offsets
 from dynaquant_core.quantize.lattice.quantise import ESCAPE, LARGEST, MIDDLE, dequantise, quantise
 from dynaquant_core.quantize.lattice.scattered import scattered
 from dynaquant_core.quantize.lattice.steps import (
@@ -26,6 +26,7 @@ __all__ = [
     "dequantise",
     "is_step",
     "is_unit",
+    "key_from",
     "mean_square",
     "offset_key",
     "offsets",

@@ -16,10 +16,13 @@ from dynaquant_core.errors import ConfigError
 from dynaquant_core.quantize.lattice import offset_kernels as kernels
 from dynaquant_core.threads import map_threads, slices
 
-__all__ = ["LAST_EPOCH", "as_key", "offset_key", "offsets", "scratch"]
+__all__ = ["LAST_EPOCH", "as_key", "key_from", "offset_key", "offsets", "scratch"]
 
 #: Epochs count from 0 to this.
 LAST_EPOCH = 2**32 - 1
+
+#: What the word of one block of indices and that of the next are apart, before they are mixed.
+GOLDEN = 0x9E3779B97F4A7C15
 
 #: Offsets that are made at a time (their words lie in the nearest cache), and that make a thread worth it.
 TILE, SLICE = 1024, 1 << 16
@@ -45,6 +48,16 @@ def offset_key(epoch: int, name: str) -> int:
     if not 0 <= epoch <= LAST_EPOCH:
         raise ConfigError(f"lattice: the epoch must be 0 to {LAST_EPOCH}, found {epoch}.")
     return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), seed=epoch)
+
+
+def key_from(key: int, start: int) -> int:
+    """The key whose offsets are those of another from an index on, a multiple of 4.
+
+    Example:
+        >>> offsets(key_from(7, 8), 3).tolist() == offsets(7, 3, start=8).tolist()
+        True
+    """
+    return (key + start // 4 * GOLDEN) % 2**64
 
 
 def offsets(key: int, count: int, start: int = 0) -> NDArray[np.float32]:
