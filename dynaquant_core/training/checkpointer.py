@@ -81,8 +81,9 @@ class Checkpointer:
         on_error: whether a save that fails raises ("raise") or is logged ("warn"); training is untouched
             either way.
         save_on: signals, such as ``("SIGTERM",)``, after which the next `step` saves and waits for the
-            commit.  The process is not ended: look at `requested_by`.  Main thread only.  Forked children
-            (data loaders) do not inherit it.
+            commit, or the end of the ``with`` block, if there was a `step` or `save` before.  The process is
+            not ended: look at `requested_by`.  Main thread only.  Forked children (data loaders) do not
+            inherit it.
 
     Raises:
         ConfigError: an argument is of the wrong type or out of range.
@@ -366,8 +367,7 @@ class Checkpointer:
         if resumed is not None:
             self._completed, self._chooser.state = resumed.step, resumed.search
         self._saves.misfit = False
-        # A save of the same step in another life is another one; what was asked for in here adds nothing.
-        self._saves.step = None if resumed is None else resumed.step
+        self._saves.put_back(None if resumed is None else resumed.step)
         if self._enabled:
             warn_of_unwritable(self.store.path)
         if resumed is None:

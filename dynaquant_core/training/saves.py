@@ -31,6 +31,8 @@ class Saves:
     Attributes:
         raises: may be changed.
         step: of the last save that came to the worker, or of the checkpoint that was put back since.
+        moved: whether this object was told of a step, or to save, since it was made or put back.  One that was
+            not knows of no step that its weights are of: under DDP that is every rank but the one that saves.
         misfit: the folder's checkpoints could not be put back, or in part only: it is not this run's.
     """
 
@@ -45,6 +47,7 @@ class Saves:
     ) -> None:
         self.raises = raises
         self.step: int | None = None
+        self.moved = False
         self.misfit = False
         self._store = store
         self._saver = saver
@@ -70,7 +73,7 @@ class Saves:
         if self.misfit and not again:
             logger.warning("a save was asked for in a restore() that did not end well, and is not made")
             return
-        self.step = None
+        self.step, self.moved = None, True
         with told(raises=self.raises):
             self._worker.wait()
         with told(raises=self.raises):
@@ -83,9 +86,26 @@ class Saves:
             self.step = step
 
     def answer(self, step: int, save: Callable[[], None], *, last: bool = False) -> bool:
-        """Saves if a signal has asked for it (`Answer.give`); whether one has."""
+        """Saves if a signal has asked for it (`Answer.give`); whether one has.
+
+        Args:
+            step: completed optimizer steps.
+            save: saves the state as it is.
+            last: nobody tells of a step, it is the end.
+        """
+        if last and not self.moved:
+            self._answer.drop(step)
+            return False
+        self.moved = True
         saved = self.step == step  # perhaps within a tighter threshold
         return self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
+
+    def put_back(self, step: int | None) -> None:
+        """Tells that the checkpoint of a step is in the run again; None: there was none.
+
+        A save of the same step in another life is another one; what was asked for in here adds nothing.
+        """
+        self.step, self.moved = step, self.moved and step is None
 
     def look_ahead(self) -> None:
         """Says what every save would refuse of the folder, hours before the first is due.
