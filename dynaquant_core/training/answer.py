@@ -75,7 +75,7 @@ class Answer:
         asked = self._signals.take()
         if asked is not None:
             logger.warning(
-                "%s is not answered: this Checkpointer was not told of a step since it was at step %d, so its "
+                "%s is not answered: this Checkpointer was told of no step since it was at step %d, so its "
                 "weights are saved under none",
                 asked,
                 step,

@@ -31,8 +31,8 @@ class Saves:
     Attributes:
         raises: may be changed.
         step: of the last save that came to the worker, or of the checkpoint that was put back since.
-        moved: whether this object was told of a step, or to save, since it was made or put back.  One that was
-            not knows of no step that its weights are of: under DDP that is every rank but the one that saves.
+        moved: whether this object was told of a step, or to save, since it was made or put back.  One that
+            was not knows of no step that its weights are of: under DDP that is every rank but the saving one.
         misfit: the folder's checkpoints could not be put back, or in part only: it is not this run's.
     """
 
