@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from dynaquant_accelerate.folders import is_sign, put_sign, weights_in
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
+from dynaquant_accelerate.loaders import as_before
 from dynaquant_accelerate.naming import Naming
 from dynaquant_accelerate.prepared import averages, inner_optimizers, whose, written_of
 from dynaquant_accelerate.schedule import Steps, steps_of
@@ -49,7 +50,7 @@ class Installed:
 
     def __init__(self, accelerator: Any, options: PluginOptions, every: int | None, done: int = 0) -> None:
         self._accelerator, self._naming = accelerator, Naming(accelerator)
-        self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate)
+        self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate, accelerator)
         options = replace(options, evaluate=None)
         self._raises = options.on_error == "raise"
         self._tracking = Tracking(accelerator)
@@ -220,14 +221,19 @@ class Installed:
         return [*self._accelerator._optimizers, *averages(self._accelerator)]
 
 
-def _of_the_model(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """``evaluate`` of the one prepared model without its averages; of all by name where there are more."""
+def _of_the_model(evaluate: Callable[..., Any], accelerator: Any) -> Callable[..., Any]:
+    """``evaluate`` of the one prepared model without its averages; of all by name where there are more.
+
+    What it reads of the accelerator's loaders, it reads inside of the call, also where it gives a generator.
+    """
 
     @wraps(evaluate)
     def measure(*given: Any) -> Any:
         models = tuple(map(_models, given))
         try:
-            return evaluate(*models)
+            with as_before(accelerator):
+                found = evaluate(*models)
+                return list(found) if isinstance(found, Iterator) else found
         except (TypeError, AttributeError, KeyError) as error:
             if not models or isinstance(models[0], nn.Module):
                 raise
