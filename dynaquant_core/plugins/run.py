@@ -233,8 +233,8 @@ class PluginRun:
             job = partial(copy_checkpoint, _local(source), _local(target), note)
             self._line.put(f"the copy of {source} to {target}", job, begin())
 
-    def remove(self, folder: str | os.PathLike[str]) -> None:
-        """Removes a folder, or a native file, after the saves that are under way.
+    def remove(self, folder: str | os.PathLike[str], *, only_if: Callable[[], bool] = lambda: True) -> None:
+        """Removes a folder, or a native file, after the saves that are under way, ``only_if`` still so then.
 
         It stays, and the log says so, where one of those saves fails, or the last one failed before it was
         under way: it may be the last whole one.
@@ -243,7 +243,7 @@ class PluginRun:
         if why:
             logger.warning("%s is not removed, as %s", folder, why)
             return
-        job = partial(_remove, _local(folder))
+        job = partial(_remove, _local(folder), only_if)
         job() if self._line.idle else self._line.put(f"the removal of {folder}", job)
 
     # -- loading -----------------------------------------------------------------------------------
@@ -389,8 +389,9 @@ def _local(folder: str | os.PathLike[str]) -> Path:
     return Path(text).absolute()
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Path, only_if: Callable[[], bool]) -> None:
     try:
-        remove_folder(folder)
+        if only_if():
+            remove_folder(folder)
     except DynaQuantError as error:
         logger.warning("an old checkpoint could not be removed: %s", error)

@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dynaquant_accelerate.folders import is_sign, put_sign, weights_in
+from dynaquant_accelerate.folders import is_sign, weights_in
+from dynaquant_accelerate.former import Former
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
 from dynaquant_accelerate.loaders import as_before
@@ -49,7 +50,7 @@ class Installed:
     """
 
     def __init__(self, accelerator: Any, options: PluginOptions, every: int | None, done: int = 0) -> None:
-        self._accelerator, self._naming = accelerator, Naming(accelerator)
+        self._accelerator, self._naming, self._former = accelerator, Naming(accelerator), Former()
         self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate, accelerator)
         options = replace(options, evaluate=None)
         self._raises = options.on_error == "raise"
@@ -115,6 +116,7 @@ class Installed:
         run.choose(step, tree)  # from here on nobody waits: where a process cannot measure, the others leave
         if self._accelerator.is_main_process:
             run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
+            self._former.remove(run, Path(place))
             self._naming.rotate(run)
         self._steps.saved()
         return place
@@ -193,17 +195,17 @@ class Installed:
         """
         models: list[nn.Module] = []
         written: list[nn.Module] = []
-        stale = {} if output_dir is None else weights_in(Path(output_dir))
 
         def take_weights(all_models: list[nn.Module], weights: list[Any], folder: str) -> None:
             models.extend(whose(weights, all_models))
             written.extend(written_of(weights, all_models, models))
             weights.clear()
             if self._accelerator.is_main_process:
-                put_sign(Path(folder), stale)
+                self._former.sign(Path(folder))
 
         hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
-        with self._naming.nothing_goes(), self._naming.claimed(), giving_stubs(self._held()), hook:
+        claimed = self._naming.claimed(self._former.look)
+        with self._naming.nothing_goes(), claimed, giving_stubs(self._held()), hook:
             return self._save(output_dir, *args, **kwargs), models, written
 
     def _give_weights(self, weights_only: bool, models: list[nn.Module], folder: str) -> None:
