@@ -103,7 +103,7 @@ class PluginRun:
             evaluate: the framework's own measure, used where the options have none.
 
         Raises:
-            ConfigError: something is no model, no optimizer or no function.
+            ConfigError: something is no model, no optimizer or no function, or a model is sharded.
         """
         self._watched.set(model, optimizers if self.enabled else (), evaluate)
 
