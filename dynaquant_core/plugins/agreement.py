@@ -66,6 +66,7 @@ class Stand:
         lineage: of the base that its drafts are made against; None: it has none.
         key_bytes, newest_bytes, spared: stored bytes of that base (`parts.Base`); the writer's are true.
         method: name and options of the method that it drafts with.
+        measures: whether it has an ``evaluate`` to search by; None: nothing is searched.
         problem: what went wrong before; None: nothing.
     """
 
@@ -74,6 +75,7 @@ class Stand:
     newest_bytes: int = 0
     spared: int = 0
     method: str = ""
+    measures: bool | None = None
     problem: str | None = None
 
     @classmethod
@@ -92,6 +94,7 @@ def compared(step: int, own: Stand, together: Callable[[], None] | None = None) 
 
     Raises:
         SaveError: another rank has a problem; names it.
+        ConfigError: some of the ranks have an ``evaluate`` and others none; names one of each.
         EvaluationError: a rank is silent for as long as the deadline; names it.
     """
     _begun[step] += 1
@@ -101,7 +104,25 @@ def compared(step: int, own: Stand, together: Callable[[], None] | None = None) 
     for number, stand in enumerate(stands):
         if stand.problem is not None and own.problem is None:
             raise SaveError(f"rank {number} of {board.ranks}: {stand.problem}")
+    _require_all_measure(stands)
     return stands
+
+
+def _require_all_measure(stands: list[Stand]) -> None:
+    """A rank that has nothing to measure with would not come to the search, and the others wait for it."""
+    said = [stand.measures for stand in stands]
+    if True in said and False in said:
+        raise ConfigError(
+            f"rank {said.index(True)} of {len(said)} was given an evaluate and rank {said.index(False)} none; "
+            "give the same to every process, as all of them measure."
+        )
+
+
+def _are_well(stands: list[Stand]) -> bool:
+    with suppress(ConfigError):
+        _require_all_measure(stands)
+        return all(stand.problem is None for stand in stands)
+    return False
 
 
 def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
@@ -114,7 +135,7 @@ def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
     board.clear_others()
     found = [Stand(**notes[rank]) for rank in range(board.ranks)]
     word = {"stands": [asdict(stand) for stand in found]}
-    if any(stand.problem is not None for stand in found):
+    if not _are_well(found):
         _tell_failure(board, word)
     else:
         if together is not None:
@@ -136,7 +157,7 @@ def _tell_failure(board: Board, word: dict[str, Any]) -> None:
 def _heard(board: Board) -> list[Stand]:
     word = board.read(WORD, 0, deadline())
     stands = [Stand(**note) for note in word.get("stands", ())]
-    if not stands or any(stand.problem is not None for stand in stands):
+    if not stands or not _are_well(stands):
         with suppress(EvaluationError):
             board.post(f"{board.rank}/heard", {})
     if "error" in word:

@@ -77,6 +77,11 @@ class Watched:
             self._set_chooser(model, evaluate)
         self.model, self.optimizers, self._evaluate = model, listed, evaluate
 
+    @property
+    def measures(self) -> bool:
+        """Whether there is an ``evaluate``, of the run's or of the framework's."""
+        return self._evaluate is not None
+
     def use_method(self, method: Method) -> None:
         """Searches for another method from now on: a run that was loaded goes on with its own."""
         self._manager = self.chooser.manager = manager_for(method)
