@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEADLINE",
     "OWN_SHARE",
+    "WORD",
     "Stand",
     "await_commit",
     "compared",
@@ -36,6 +37,7 @@ __all__ = [
     "ranks",
     "require_all_well",
     "tell_commit",
+    "tell_failure",
 ]
 
 #: Environment variable: seconds that ranks wait for each other while a configuration is chosen.
@@ -112,9 +114,10 @@ def _require_all_measure(stands: list[Stand]) -> None:
     """A rank that has nothing to measure with would not come to the search, and the others wait for it."""
     said = [stand.measures for stand in stands]
     if True in said and False in said:
+        one, other = said.index(True), said.index(False)
         raise ConfigError(
-            f"rank {said.index(True)} of {len(said)} was given an evaluate and rank {said.index(False)} none; "
-            "give the same to every process, as all of them measure."
+            f"rank {one} of {len(said)} was given an evaluate and rank {other} none: give every process the "
+            "same, as all of them measure."
         )
 
 
@@ -130,13 +133,13 @@ def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
     try:
         notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, OWN_SHARE * deadline())
     except EvaluationError as error:
-        _tell_failure(board, {"error": str(error)})
+        tell_failure(board, {"error": str(error)})
         raise
     board.clear_others()
     found = [Stand(**notes[rank]) for rank in range(board.ranks)]
     word = {"stands": [asdict(stand) for stand in found]}
     if not _are_well(found):
-        _tell_failure(board, word)
+        tell_failure(board, word)
     else:
         if together is not None:
             together()
@@ -144,8 +147,13 @@ def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
     return found
 
 
-def _tell_failure(board: Board, word: dict[str, Any]) -> None:
-    """Rank 0 may leave after it, and its store with it: those that are there have heard by then."""
+def tell_failure(board: Board, word: Mapping[str, Any]) -> None:
+    """Posts a word after which rank 0 may leave, and its store with it: those that are there have heard then.
+
+    Args:
+        board: on which each of the others has put a note of its number, if it is there.
+        word: of rank 0; who reads it puts up "NUMBER/heard".
+    """
     board.expect(f"{rank}/heard" for rank in range(1, board.ranks))
     there = [rank for rank in range(1, board.ranks) if board.has(f"{rank}")]
     with suppress(EvaluationError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -207,11 +207,11 @@ class Decider:
             assert problem is not None
             return Stand.failed(problem)
         method = f"{self._trail.method.name} {sorted(self._trail.method.options().items())}"
-        stand = Stand(method=method, measures=self._watched.measures if saving.live else None)
+        measures = self._watched.measures if saving.live else None
         if (base := saving.base) is None:
-            return stand
-        sizes = {"key_bytes": base.key_bytes, "newest_bytes": base.newest_bytes, "spared": base.spared}
-        return replace(stand, lineage=self._trail.lineage, **sizes)
+            return Stand(method=method, measures=measures)
+        sizes = base.key_bytes, base.newest_bytes, base.spared
+        return Stand(self._trail.lineage, *sizes, method, measures)
 
 
 def _serves(chosen: Chosen, saving: Saving) -> bool:

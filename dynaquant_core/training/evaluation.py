@@ -100,8 +100,8 @@ def _asking_nobody() -> Iterator[None]:
     if FORWARD_SYNC in vars(DistributedDataParallel):  # an evaluation inside of one
         yield
         return
-    for name, value in ((FORWARD_SYNC, False), (JOIN, NOT_JOINING)):
-        setattr(DistributedDataParallel, name, property(lambda _, value=value: value, lambda _, __: None))
+    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, lambda _, __: None))
+    setattr(DistributedDataParallel, JOIN, property(lambda _: NOT_JOINING, lambda _, __: None))
     try:
         yield
     finally:

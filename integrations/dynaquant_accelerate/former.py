@@ -6,6 +6,7 @@ Other weights in a folder are the user's own, as what ``save_model`` exported th
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from dynaquant_accelerate.folders import OPTIMIZER, SIGN, Identity, identity, is_native, put_sign, weights_in
@@ -44,7 +45,7 @@ class Former:
         """Removes the others behind the save that is under way, if that succeeds; what is new then stays."""
         for path, before in self._native.items():
             if path.parent == folder:
-                run.remove(path, only_if=lambda path=path, before=before: _is_still(path, before))
+                run.remove(path, only_if=partial(_is_still, path, before))
 
 
 def _of_native(folder: Path) -> dict[Path, Identity]:

@@ -26,6 +26,7 @@ from dynaquant_accelerate.tracking import Tracking
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns
+from dynaquant_core.plugins.meeting import Meeting
 from dynaquant_core.plugins.refusal import is_refusal
 
 __all__ = ["PLACE", "Installed"]
@@ -46,10 +47,16 @@ class Installed:
         accelerator: after ``prepare``.
         options: how checkpoints are made.
         every: optimizer steps between saves, or None.
-        done: optimizer steps completed so far.
+        before: the `Installed` that this one replaces, closed; its steps go on.
     """
 
-    def __init__(self, accelerator: Any, options: PluginOptions, every: int | None, done: int = 0) -> None:
+    def __init__(
+        self,
+        accelerator: Any,
+        options: PluginOptions,
+        every: int | None,
+        before: Installed | None = None,
+    ) -> None:
         self._accelerator, self._naming, self._former = accelerator, Naming(accelerator), Former()
         self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate, accelerator)
         options = replace(options, evaluate=None)
@@ -57,7 +64,9 @@ class Installed:
         self._tracking = Tracking(accelerator)
         self._run = PluginRun(options, framework="accelerate", report=self._tracking.put)
         self._watch()
-        self._steps = Steps(self._counted, every, self._run.look_ahead, done)
+        self._steps = Steps(self._counted, every, self._run.look_ahead)
+        if before is not None:
+            self._steps.go_on(before._steps)
         self._save, self._load = accelerator.save_state, accelerator.load_state
         self._end, self._free = accelerator.end_training, accelerator.free_memory
         self._turns = Turns()
@@ -101,24 +110,29 @@ class Installed:
         return places[0] if places else None
 
     def _save_state(self, output_dir: str | None, *args: Any, **kwargs: Any) -> Any:
-        run, step = self._run, self._steps.done
-        run.meet(step)
+        run, steps = self._run, self._steps
+        meeting = Meeting(steps.done, steps.since, call="save_state", alone=not self._naming.automatic)
+        run.meet(steps.done, meeting.come)
         if not run.enabled:
             return None
-        self._naming.clear_the_way()
+        if meeting.together:
+            self._naming.clear_the_way()
+            steps.agree(meeting.step)
+        step = steps.done
         self._watch()  # what was prepared or registered since belongs to it
         try:
             place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
         except (OSError, RuntimeError) as error:
             return self._refused(error)
         tree = state_of(self._accelerator, models, written, step)
-        self._accelerator.wait_for_everyone()  # every file of every process is there
-        run.choose(step, tree)  # from here on nobody waits: where a process cannot measure, the others leave
+        if meeting.together:  # a process that saves alone, or comes too late, has nobody to wait for
+            self._accelerator.wait_for_everyone()  # every file of every process is there
+            run.choose(step, tree)  # from here on nobody waits: where one cannot measure, the others leave
         if self._accelerator.is_main_process:
             run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
             self._former.remove(run, Path(place))
             self._naming.rotate(run)
-        self._steps.saved()
+        steps.saved()
         return place
 
     def load_state(

@@ -40,7 +40,7 @@ def test_a_rank_that_comes_too_late_hears_so_at_once(found: Found) -> None:
 
 
 def test_ranks_of_which_one_alone_can_measure_hear_so_at_once(found: Found) -> None:
-    told = "ConfigError: rank 0 of 2 was given an evaluate and rank 1 none; give the same to every process"
+    told = "ConfigError: rank 0 of 2 was given an evaluate and rank 1 none: give every process the same"
     for rank in found["one_sided"]:
         searched, exact = column(rank["saves"], "heard")
         assert searched.startswith(told)
