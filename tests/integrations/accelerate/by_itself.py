@@ -64,6 +64,13 @@ class Loop:
     def save(self, name):
         self.accelerator.save_state(str(self.folder / name))
 
+    def hears(self, name):
+        try:
+            self.save(name)
+        except DynaQuantError as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
 
 def main_only(folder):
     """The main process saves, as it may natively; at the end all do."""
@@ -86,7 +93,7 @@ def late(folder):
     for number in (1, 2, 3):
         loop.train(2)
         if number == 2:
-            time.sleep(2 * float(SECONDS) * loop.rank)
+            time.sleep(1.5 * float(SECONDS) * loop.rank)
         loop.save(f"late-{number}")
     loop.train(1)
     loop.accelerator.end_training()
@@ -109,24 +116,25 @@ def uneven(folder):
 
 
 def apart(folder):
-    """The ranks go on from other checkpoints, and then from the same."""
+    """A job of rank 0's fails; then the ranks go on from other checkpoints, and at last from the same."""
     loop = Loop(folder, exact="*", moments="exact")
     for number in (1, 2):
         loop.train(2)
         loop.save(f"apart-{number}")
     loop.ours.wait()
     loop.accelerator.wait_for_everyone()
+    heard = []
+    if loop.rank == 0:
+        loop.ours._run._line.put("a copy", lambda: (folder / "nowhere").read_bytes())
+    heard.append(loop.hears("apart-3"))
     loop.accelerator.load_state(str(folder / f"apart-{1 + loop.rank}"))
     loop.train(1)
-    try:
-        loop.save("apart-3")
-    except DynaQuantError as error:
-        heard = f"{type(error).__name__}: {error}"
+    heard.append(loop.hears("apart-3"))
     loop.accelerator.load_state(str(folder / "apart-2"))
     loop.train(1)
     loop.save("apart-4")
     loop.accelerator.end_training()
-    return [heard, loop.ours.step]
+    return [*heard, loop.ours.step]
 
 
 if __name__ == "__main__":
