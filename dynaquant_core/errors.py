@@ -72,7 +72,13 @@ class UnsupportedStateError(DynaQuantError, TypeError):
 
 
 class StateMismatchError(DynaQuantError):
-    """Stored tensors do not fit the model or tree they should be loaded into; names them."""
+    """Stored tensors do not fit the model or tree they should be loaded into; names them.
+
+    Attributes:
+        in_part: whether it came when some of what was to be restored had been written already.
+    """
+
+    in_part = False
 
 
 class RankLostError(DynaQuantError, ConnectionError):

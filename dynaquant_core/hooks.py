@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from torch.optim import Optimizer
 
-__all__ = ["OwnedHooks", "leave", "take_off_what_was_left", "untraced"]
+__all__ = ["OwnedHooks", "has_hooks", "leave", "take_off_what_was_left", "untraced", "watched"]
 
 
 class Removable(Protocol):
@@ -25,6 +26,9 @@ class Removable(Protocol):
         """Takes the hook off."""
         ...
 
+
+#: Wrappers around an optimizer, one in another; some may hold themselves.
+DEEPEST = 8
 
 #: Of owners that are gone; filled by the garbage collector.
 _left: list[Removable] = []
@@ -87,3 +91,29 @@ def untraced(hook: Callable[..., None]) -> Callable[..., None]:
         return hook
     alone: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     return alone
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether hooks can be registered: not where a wrapper never calls the ``__init__`` of `Optimizer`."""
+    return all(hasattr(optimizer, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
+
+
+def watched(optimizer: Optimizer) -> Optimizer | None:
+    """The one whose steps tell of an optimizer's: itself, or the one that it wraps; None: nothing tells.
+
+    Example:
+        >>> class Wrapper(Optimizer):
+        ...     def __init__(self, optimizer):
+        ...         self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+        >>> inner = torch.optim.SGD([torch.zeros(1)])
+        >>> watched(inner) is watched(Wrapper(Wrapper(inner))) is inner
+        True
+    """
+    inner: object = optimizer
+    for _ in range(DEEPEST):
+        if not isinstance(inner, Optimizer):
+            return None
+        if has_hooks(inner):
+            return inner
+        inner = getattr(inner, "optimizer", None)
+    return None

@@ -11,9 +11,9 @@ from dynaquant_core.cli.folders import OutputSource
 from dynaquant_core.cli.messages import say
 from dynaquant_core.cli.output import Json, counted, emit, share, size, write_line
 from dynaquant_core.cli.progress import working
-from dynaquant_core.cli.source import PathArgument, Source, StepOption, open_source
+from dynaquant_core.cli.source import PathArgument, Source, StepOption, open_source, read_one
 from dynaquant_core.cli.stored import StoreSource
-from dynaquant_core.errors import CheckpointNotFoundError, NotAStoreError
+from dynaquant_core.errors import NotAStoreError
 from dynaquant_core.plugins.rest import Rest, split
 from dynaquant_core.state.leaves import dotted
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
@@ -24,9 +24,6 @@ from dynaquant_core.store.export import brief, to_safetensors
 from dynaquant_core.store.exporters import Exporter, resolve_exporter, taken
 
 __all__ = ["OutOption", "ToOption", "TrustOption", "compact", "export", "written"]
-
-#: Looks at a folder that changes meanwhile.
-LOOKS = 5
 
 OutOption = Annotated[
     Path,
@@ -83,19 +80,13 @@ def places(rest: Rest) -> list[str]:
 
 
 def looked_up(path: Path, step: int | None, *, best: bool, trust: bool) -> tuple[Source, CheckpointInfo, Any]:
-    """The step that is meant, read whole.
+    """The step that is meant, read whole."""
 
-    Where none is named, a run that goes on may retire the one that was found before it is read.
-    """
-    for _ in range(LOOKS):
-        source = open_source(path)
+    def look(source: Source) -> tuple[Source, CheckpointInfo, Any]:
         info = best_of(source.infos(), str(path)) if best else source.info(step)
-        try:
-            return source, info, source.whole(info.step, trust=trust)
-        except CheckpointNotFoundError:
-            if step is not None:
-                raise
-    raise CheckpointNotFoundError(f"{path} changes too fast to be read; name a step, or pin one.")
+        return source, info, source.whole(info.step, trust=trust)
+
+    return read_one(path, step, look)
 
 
 def figures(info: CheckpointInfo) -> str:

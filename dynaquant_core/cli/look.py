@@ -21,7 +21,7 @@ from dynaquant_core.cli.output import (
     times,
     write_line,
 )
-from dynaquant_core.cli.source import PathArgument, StepOption, open_source
+from dynaquant_core.cli.source import PathArgument, Source, StepOption, open_source, read_one
 from dynaquant_core.errors import EmptyStoreError
 from dynaquant_core.store import CheckpointInfo
 
@@ -31,16 +31,16 @@ __all__ = ["info_data", "log", "show"]
 def log(path: PathArgument, as_json: Json = False) -> None:
     """List the checkpoints of a store or of a framework's output folder, oldest first."""
     source = open_source(path)
-    infos = source.infos()
+    listed = source.listed()
+    infos = [info for info, _ in listed]
     skipped = source.skipped()
     if not infos:
         raise EmptyStoreError(
             f"{path}: none of its {len(skipped)} files can be read; the first: {skipped[0]}"
         )
-    folders = source.folders()
     use = source.disk()
     if as_json:
-        checkpoints = [info_data(info) | folder_data(folders.get(info.step)) for info in infos]
+        checkpoints = [info_data(info) | folder_data(folder) for info, folder in listed]
         emit(
             {"path": str(path), "checkpoints": checkpoints, "skipped": skipped}
             | ({"disk": use} if use else {})
@@ -62,9 +62,9 @@ def log(path: PathArgument, as_json: Json = False) -> None:
     if any(info.stale is not None for info in infos):
         columns = (*columns, "stale")
         rows = [(*row, share(info.stale)) for row, info in zip(rows, infos, strict=True)]
-    if folders:
+    if any(folder for _, folder in listed):
         columns = (*columns, "<folder")
-        names = [folder_name(folders.get(info.step), path) for info in infos]
+        names = [folder_name(folder, path) for _, folder in listed]
         rows = [(*row, name) for row, name in zip(rows, names, strict=True)]
     print_table(str(path), columns, rows)
     raw, stored = (sum(getattr(info, name) for info in infos) for name in ("raw_bytes", "stored_bytes"))
@@ -87,10 +87,12 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one checkpoint: its parts, configuration, quality and where the time went."""
-    source = open_source(path)
-    info = source.info(step)
-    listed = source.tensors(info.step) if tensors else []
-    folder = source.folders().get(info.step)
+
+    def look(source: Source) -> tuple[CheckpointInfo, list[dict[str, Any]], Path | None]:
+        info = source.info(step)
+        return info, source.tensors(info.step) if tensors else [], source.folders().get(info.step)
+
+    info, listed, folder = read_one(path, step, look)
     if as_json:
         emit(info_data(info) | folder_data(folder) | ({"tensors": listed} if tensors else {}))
         return

@@ -5,21 +5,29 @@ The commands that only read take any of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
 from dynaquant_core.cli.folders import FolderSource, OutputSource
 from dynaquant_core.cli.overwritten import is_pointer
 from dynaquant_core.cli.stored import FileSource, StoreSource
-from dynaquant_core.errors import EmptyStoreError
+from dynaquant_core.errors import CheckpointNotFoundError, EmptyStoreError
 from dynaquant_core.plugins import find_checkpoints, is_checkpoint
 from dynaquant_core.plugins.checking import DiskUse
 from dynaquant_core.store import CheckpointInfo
 from dynaquant_core.store.disk import guarded
+from dynaquant_core.store.names import parse_name
 
-__all__ = ["PathArgument", "Source", "StepOption", "open_source"]
+__all__ = ["PathArgument", "Source", "StepOption", "open_source", "read_one"]
+
+Result = TypeVar("Result")
+
+#: Looks at a folder that changes meanwhile.
+LOOKS = 5
+CHANGES = "{} changes too fast to be read; name a step, or pin one."
 
 PathArgument = Annotated[
     Path,
@@ -37,6 +45,10 @@ class Source(Protocol):
 
     def infos(self) -> list[CheckpointInfo]:
         """Every checkpoint that can be read, by ascending step."""
+        ...
+
+    def listed(self) -> list[tuple[CheckpointInfo, Path | None]]:
+        """The same for people: of all runs that are there, each with the folder that it has to itself."""
         ...
 
     def skipped(self) -> list[str]:
@@ -95,13 +107,45 @@ def _opened(path: Path) -> Source:
     if (beside := _folder_beside(path)) is not None:
         return FolderSource(beside)
     if path.is_dir():
-        below = [] if any(path.glob("*.dq")) else find_checkpoints(path)
-        return OutputSource(path, below) if below else StoreSource(path)
+        stored = any(parse_name(file.name) for file in path.glob("*.dq"))
+        return StoreSource(path) if stored else _output(path)
     if path.is_symlink() or path.exists():
         return FileSource(path)
     raise EmptyStoreError(
         f"{str(path)!r} does not exist; give a store, an output folder, a checkpoint or a .dq file."
     )
+
+
+def _output(path: Path) -> Source:
+    for _ in range(LOOKS):
+        below = find_checkpoints(path)
+        if not below:
+            return StoreSource(path)  # says that there is none
+        source = OutputSource(path, below)
+        if not source.is_gone:
+            return source
+    raise CheckpointNotFoundError(CHANGES.format(path))
+
+
+def read_one(path: Path, step: int | None, look: Callable[[Source], Result]) -> Result:
+    """What ``look`` finds of the step that is meant; again, if none was named, where that is gone meanwhile.
+
+    A run that goes on may retire the one that was found before it is read.
+
+    Raises:
+        CheckpointNotFoundError: the step is not there, or none stays for long enough.
+        Others as `open_source`, and as ``look``.
+    """
+    said = ""
+    for _ in range(LOOKS):
+        source = open_source(path)
+        try:
+            return look(source)
+        except CheckpointNotFoundError as error:
+            if step is not None or str(error) == said:  # twice the same: nothing changes there
+                raise
+            said = str(error)
+    raise CheckpointNotFoundError(CHANGES.format(path))
 
 
 def _folder_beside(path: Path) -> Path | None:

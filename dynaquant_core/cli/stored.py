@@ -57,6 +57,11 @@ class StoreSource:
         """Every checkpoint whose index is sound."""
         return [entry.info for entry in self._scan.current().values()]
 
+    def listed(self) -> list[tuple[CheckpointInfo, Path | None]]:
+        """The same, and what folder each has of its own."""
+        folders = self.folders()
+        return [(info, folders.get(info.step)) for info in self.infos()]
+
     def skipped(self) -> list[str]:
         """Damaged files."""
         return [" ".join(str(item).split()) for item in self._scan.damaged]
@@ -107,16 +112,17 @@ class FileSource:
     """One checkpoint file: self-contained, or a delta beside the files that it needs.
 
     Args:
-        path: the file.
+        path: the file, or a link to it.
 
     Raises:
         CorruptFileError: it is no checkpoint, damaged, or too new.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path  # for messages
+        self._file = followed(path)
         try:
-            self._entry = read_entry(followed(path))
+            self._entry = read_entry(self._file)
         except DynaQuantError as error:
             if str(path) in str(error):
                 raise
@@ -125,6 +131,10 @@ class FileSource:
     def infos(self) -> list[CheckpointInfo]:
         """The one record."""
         return [self._entry.info]
+
+    def listed(self) -> list[tuple[CheckpointInfo, Path | None]]:
+        """The one record; it has no folder of its own."""
+        return [(self._entry.info, None)]
 
     def skipped(self) -> list[str]:
         """Nothing is passed over in one file."""
@@ -140,18 +150,18 @@ class FileSource:
         """The state; a delta is read through the store that it lies in."""
         self.info(step)
         if self._entry.base_digest is None:
-            return load_file(self._path)
+            return load_file(self._file)
         scan = self._with_bases()
         current = scan.current()[step]
         if current.digest != self._entry.digest:
             raise CheckpointNotFoundError(
                 f"{self._path}: step {step} was saved again as {current.path.name}; load that one."
             )
-        return CheckpointStore(self._path.parent).load(step)
+        return CheckpointStore(self._file.parent).load(step)
 
     def _with_bases(self) -> Scan:
         """The folder of a delta, with all that it builds on in it."""
-        scan = Catalogue(self._path.parent).scan()
+        scan = Catalogue(self._file.parent).scan()
         if scan.by_digest(self._entry.digest) is None:
             raise MissingBaseError(
                 f"{self._path}: builds on the checkpoint of step {self._entry.info.base_step}, and files are "
@@ -176,12 +186,12 @@ class FileSource:
     def tensors(self, step: int) -> list[dict[str, Any]]:
         """The tensors of the file."""
         self.info(step)
-        return tensor_table(self._path)
+        return tensor_table(self._file)
 
     def verify(self, *, deep: bool) -> list[str]:
         """Every checksum, and that what it builds on is there; with ``deep`` everything decoded as well."""
         try:
-            with FileReader(self._path) as reader:
+            with FileReader(self._file) as reader:
                 reader.verify()
             if self._entry.base_digest is not None:
                 self._with_bases()

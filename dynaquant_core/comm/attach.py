@@ -84,24 +84,27 @@ def trained_parameters(model: nn.Module, ignored: Collection[str] = ()) -> dict[
 
 
 def require_agreement(
-    what: bytes, group: distributed.ProcessGroup, device: torch.device, otherwise: str
+    what: bytes | None, group: distributed.ProcessGroup, device: torch.device, otherwise: str
 ) -> None:
     """Compares ``what`` over the ranks of a group; collective.
 
     Args:
-        what: compared.
+        what: compared; None: this rank is not, and hears what is found of the others.
         group: the ranks.
         device: one that the group can send from.
-        otherwise: the error behind "ranks [...] ", a sentence with what to do.
+        otherwise: the error behind "ranks [...] ", a sentence with what to do, in which "{first}" is the rank
+            that the others are compared with.
 
     Raises:
         StateMismatchError: on every rank, naming those that differ from the first.
     """
-    digest = hashlib.sha256(what).digest()[:8]
-    mine = torch.frombuffer(bytearray(digest), dtype=torch.int64).to(device)
+    digest = hashlib.sha256(what or b"").digest()[:7]
+    said = int.from_bytes(digest, "little") if what is not None else -1
+    mine = torch.tensor([said], dtype=torch.int64, device=device)
     all_of_them: list[Tensor] = [torch.empty_like(mine) for _ in range(group.size())]
     distributed.all_gather(all_of_them, mine, group=group)
-    values = [int(value) for value in all_of_them]
-    other = [rank for rank, value in enumerate(values) if value != values[0]]
+    values = {rank: int(value) for rank, value in enumerate(all_of_them) if int(value) >= 0}
+    first = next(iter(values), 0)
+    other = [rank for rank, value in values.items() if value != values[first]]
     if other:
-        raise StateMismatchError(f"comm: ranks {other} {otherwise}")
+        raise StateMismatchError(f"comm: ranks {other} {otherwise.replace('{first}', str(first))}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from dynaquant_core.errors import CorruptFileError, LimitError
+from dynaquant_core.errors import CorruptFileError, LimitError, UnsafePathError
 from dynaquant_core.format.columns import section
 from dynaquant_core.format.entries import Index
 from dynaquant_core.format.limits import MAX_INDEX_BYTES, MAX_INDEX_NODES, MAX_INT_DIGITS
@@ -19,10 +21,27 @@ from dynaquant_core.format.tables import read_streams, read_tensors, stream_tabl
 from dynaquant_core.state.rebuild import leaf_names, unpack
 from dynaquant_core.state.tree import pack
 
-__all__ = ["index_from_json", "index_to_json"]
+__all__ = ["as_damage", "index_from_json", "index_to_json"]
 
 #: More digits in a row than a number may have, in a text or in a number.
 _LONG = re.compile(rb"\d{%d}" % (MAX_INT_DIGITS + 1))
+
+
+@contextmanager
+def as_damage(path: str) -> Iterator[None]:
+    """Whatever reading an index ends in says that the file is damaged, but for what the system refuses.
+
+    One file must not keep a reader from the others, whoever wrote it.
+    """
+    try:
+        yield
+    except (CorruptFileError, UnsafePathError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CorruptFileError(
+            f"{path}: its index holds what no writer puts there ({reason:.100}); take another checkpoint."
+        ) from error
 
 
 def index_to_json(index: Index) -> bytes:

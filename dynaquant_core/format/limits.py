@@ -12,6 +12,7 @@ __all__ = [
     "MAX_INDEX_BYTES",
     "MAX_INDEX_NODES",
     "MAX_INT_DIGITS",
+    "MAX_META_BITS",
     "MAX_STREAMS",
     "MAX_TENSORS",
     "MAX_TENSOR_BYTES",
@@ -25,6 +26,9 @@ MAX_INDEX_NODES: Final = 1 << 22
 
 #: Digits of a number in the index.
 MAX_INT_DIGITS: Final = 24
+
+#: Bits of a whole number in ``meta``, where any may stand as text: a float holds its size, and it prints.
+MAX_META_BITS: Final = 1023
 
 MAX_TENSORS: Final = 1 << 20
 MAX_STREAMS: Final = 1 << 21

@@ -6,6 +6,7 @@ import re
 from typing import Any, Final
 
 from dynaquant_core.errors import CorruptFileError
+from dynaquant_core.format.limits import MAX_META_BITS
 
 __all__ = ["check_meta"]
 
@@ -19,6 +20,7 @@ def check_meta(meta: Any) -> dict[str, Any]:
         meta: a dict with ``step`` and ``sequence`` (whole numbers >= 0), ``kind`` ("key" or "delta"),
             ``base`` (None for a key; for a delta {"step", "sequence", "digest"}), ``parts`` ({name:
             {"method", "options", "config"}}) and optionally ``report`` (a dict); further keys are free.
+            No whole number in it has more than `MAX_META_BITS`: Python makes no float, nor a text, of longer.
 
     Raises:
         CorruptFileError: a key is missing or of another type; names it.
@@ -28,11 +30,12 @@ def check_meta(meta: Any) -> dict[str, Any]:
         1
     """
     _need(isinstance(meta, dict), "it is not a dictionary")
+    _need(_is_short(meta), f"it holds a whole number of more than {MAX_META_BITS} bits")
     for key in ("step", "sequence"):
-        _need(_is_count(meta.get(key)), f"{key!r} must be a whole number >= 0, found {meta.get(key)!r}")
+        _need(_is_count(meta.get(key)), f"{key!r} must be a whole number >= 0, found {_shown(meta.get(key))}")
     kind, base = meta.get("kind"), meta.get("base")
-    _need(kind in ("key", "delta"), f"'kind' must be 'key' or 'delta', found {kind!r}")
-    _need((base is None) == (kind == "key"), f"a {kind} checkpoint has the base {base!r}")
+    _need(kind in ("key", "delta"), f"'kind' must be 'key' or 'delta', found {_shown(kind)}")
+    _need((base is None) == (kind == "key"), f"a {kind} checkpoint has the base {_shown(base)}")
     if base is not None:
         _check_base(base)
     _check_parts(meta.get("parts"))
@@ -41,26 +44,48 @@ def check_meta(meta: Any) -> dict[str, Any]:
 
 
 def _check_base(base: Any) -> None:
-    _need(isinstance(base, dict), f"'base' must be a dictionary, found {base!r}")
+    _need(isinstance(base, dict), f"'base' must be a dictionary, found {_shown(base)}")
     for key in ("step", "sequence"):
-        _need(_is_count(base.get(key)), f"'base.{key}' must be a whole number >= 0, found {base.get(key)!r}")
+        _need(
+            _is_count(base.get(key)),
+            f"'base.{key}' must be a whole number >= 0, found {_shown(base.get(key))}",
+        )
     digest = base.get("digest")
     good = isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None
-    _need(good, f"'base.digest' must be 32 hexadecimal digits, found {digest!r}")
+    _need(good, f"'base.digest' must be 32 hexadecimal digits, found {_shown(digest)}")
 
 
 def _check_parts(parts: Any) -> None:
-    _need(isinstance(parts, dict), f"'parts' must be a dictionary, found {parts!r}")
+    _need(isinstance(parts, dict), f"'parts' must be a dictionary, found {_shown(parts)}")
     for name, part in parts.items():
-        _need(isinstance(name, str) and isinstance(part, dict), f"the part {name!r} is not described")
-        _need(isinstance(part.get("method"), str), f"'parts.{name}.method' must be a name")
+        _need(isinstance(name, str) and isinstance(part, dict), f"the part {_shown(name)} is not described")
+        _need(isinstance(part.get("method"), str), f"'parts.{name:.40}.method' must be a name")
         for key in ("options", "config"):
             found = part.get(key)
-            _need(isinstance(found, dict), f"'parts.{name}.{key}' must be a dictionary, found {found!r}")
+            _need(
+                isinstance(found, dict),
+                f"'parts.{name:.40}.{key}' must be a dictionary, found {_shown(found)}",
+            )
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_short, value)) and all(map(_is_short, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_short, value))
+    return not isinstance(value, int) or value.bit_length() <= MAX_META_BITS
+
+
+def _shown(value: Any) -> str:
+    """What was found, for a message; dates of NumPy may be none and cannot be printed."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return f"a {type(value).__name__}"
 
 
 def _need(condition: bool, problem: str) -> None:

@@ -18,7 +18,7 @@ import zstandard
 
 from dynaquant_core.errors import ChecksumError, CorruptFileError, TruncatedError
 from dynaquant_core.format.entries import SHARED, Index, StreamEntry
-from dynaquant_core.format.index import index_from_json
+from dynaquant_core.format.index import as_damage, index_from_json
 from dynaquant_core.format.layout import FOOTER_BYTES, HEADER_BYTES, Footer, check_header, index_digest
 from dynaquant_core.format.regular import RegularFile
 from dynaquant_core.state.spec import TensorSpec
@@ -120,10 +120,11 @@ class FileReader:
         stored = bytes(self._file.read(footer.offset, footer.stored))
         if index_digest(footer.offset, stored, footer.raw) != footer.digest:
             raise ChecksumError(f"{path}: the index does not match its checksum; the file is damaged.")
-        try:
-            index = index_from_json(_decompressed(stored, footer.raw))
-        except CorruptFileError as error:
-            raise type(error)(f"{path}: {error}") from error
+        with as_damage(path):
+            try:
+                index = index_from_json(_decompressed(stored, footer.raw))
+            except CorruptFileError as error:
+                raise type(error)(f"{path}: {error}") from error
         _check_coverage(index, footer, path)
         return index, footer.digest.hex()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.format import FileReader
 from dynaquant_core.plugins.marker import Marker
+from dynaquant_core.plugins.reading import LOOKS, still_holds
 from dynaquant_core.store.catalogue import Entry
 from dynaquant_core.store.disk import guarded
 from dynaquant_core.store.trail import open_link
@@ -23,15 +24,29 @@ def verify_checkpoint(
 ) -> list[str]:
     """What is wrong with the checkpoint and with all that it builds on, one sentence a problem.
 
+    Of a checkpoint that is replaced meanwhile, what is wrong with the new one.
+
     Args:
         folder: with the marker.
         deep: decode every tensor too.
         sound: (device, inode) of files whose bytes were found good; read here, and added to.
     """
     known = set() if sound is None else sound
+    problems: list[str] = []
+    for _ in range(LOOKS):
+        try:
+            marker = Marker.read(folder)
+        except DynaQuantError as error:
+            return [str(error)]
+        problems = _looked_through(folder, marker, known, deep=deep)
+        if not problems or still_holds(folder, marker.link):
+            break
+    return problems
+
+
+def _looked_through(folder: Path, marker: Marker, known: set[tuple[int, int]], *, deep: bool) -> list[str]:
     problems = []
     try:
-        marker = Marker.read(folder)
         if marker.rest is not None:
             marker.rest.check(folder)
         with open_link(folder, marker.link) as chain:
@@ -45,11 +60,12 @@ def verify_checkpoint(
 
 
 def _problems(entry: Entry, known: set[tuple[int, int]]) -> list[str]:
-    status = entry.path.stat()
-    inode = status.st_dev, status.st_ino
-    if inode in known:
-        return []
     try:
+        with guarded("look at", entry.path):
+            status = entry.path.stat()
+        inode = status.st_dev, status.st_ino
+        if inode in known:
+            return []
         with FileReader(entry.path) as reader:
             reader.verify()
     except DynaQuantError as error:

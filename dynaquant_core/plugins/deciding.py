@@ -77,9 +77,7 @@ class Decider:
                 raise problem
             return self.alone(step, tree)
         started = time.perf_counter()
-        gradients = self._watched.gradients()
-        saving = self._begin_together(step, tree, gradients, problem, announce)
-        self._watched.look_back(saving.live)
+        saving, gradients = self._begin_together(step, tree, problem, announce)
         try:
             choice = self._unsearched(saving) or self._choice_together(saving)
         except BaseException:
@@ -150,17 +148,18 @@ class Decider:
         self,
         step: int,
         tree: Any,
-        gradients: dict[str, Tensor] | None,
         problem: Exception | None,
         announce: Callable[[], None],
-    ) -> Saving:
-        """Begins the save on every rank against the same base, or on none against any."""
-        saving = None
+    ) -> tuple[Saving, dict[str, Tensor] | None]:
+        """Begins the save on every rank against the same base, or on none against any; also the gradients."""
+        saving, gradients = None, None
         if problem is None:
             try:
+                gradients = self._watched.gradients()
                 saving = self._begin(step, tree, gradients)
+                self._watched.look_back(saving.live)
             except Exception as error:  # noqa: BLE001 - raised below, when the others know
-                problem = error
+                saving, problem = None, error
         stands = compared(step, self._stand(saving, problem), announce)
         if saving is None:
             assert problem is not None
@@ -174,7 +173,7 @@ class Decider:
         else:
             logger.info("the ranks hold different bases, so step %d is written as a key", step)
             saving.base = None
-        return saving
+        return saving, gradients
 
     def _begin_as_asked(self, step: int, tree: Any, gradients: dict[str, Tensor] | None) -> Saving:
         """Begins the save with the method of the options, which are the same on all ranks.
@@ -183,7 +182,9 @@ class Decider:
         """
         self._trail.leave_method()
         self._watched.use_method(self._trail.method)
-        return self._begin(step, tree, gradients)
+        saving = self._begin(step, tree, gradients)
+        self._watched.look_back(saving.live)
+        return saving
 
     def _unsearched(self, saving: Saving) -> Choice | None:
         """What to store where there is nothing to search, or no way to; None: the search decides."""

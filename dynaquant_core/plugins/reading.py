@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from dynaquant_core.errors import DynaQuantError, StorageError
-from dynaquant_core.plugins.marker import MARKER, Marker
+from dynaquant_core.errors import CheckpointNotFoundError, DynaQuantError, StorageError
+from dynaquant_core.plugins.marker import MARKER, Marker, is_checkpoint
 from dynaquant_core.plugins.rest import read_rest
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.store.info import CheckpointInfo
+from dynaquant_core.store.meta import BaseLink
 from dynaquant_core.store.trail import find_link, read_link
 
-__all__ = ["describe", "find_checkpoints", "on_marker", "read_tree", "with_rest"]
+__all__ = [
+    "describe",
+    "find_checkpoints",
+    "has_gone",
+    "on_marker",
+    "read_tree",
+    "staying",
+    "still_holds",
+    "with_rest",
+]
 
 #: Levels of folders below the one given that may be checkpoints.
 DEPTH = 4
 #: Looks at a folder that is replaced under every look.
 LOOKS = 10
+#: Seconds before the second look at a checkpoint that cannot be read.
+PAUSE = 0.1
 
 Result = TypeVar("Result")
 
@@ -70,6 +84,46 @@ def on_marker(folder: Path, action: Callable[[Marker], Result]) -> Result:
             if Marker.read(folder) == marker:
                 raise
     raise StorageError(f"{str(folder)!r} is replaced faster than it can be read; try again.")
+
+
+def has_gone(folder: Path, link: BaseLink | None = None) -> bool:
+    """Whether a checkpoint that could not be read is not there any more, so that it was no damage.
+
+    Args:
+        folder: with the marker that was.
+        link: of that marker; None: whatever checkpoint is there counts.
+    """
+    for pause in (0.0, PAUSE):  # who removes a folder by hand may take its files before its marker
+        time.sleep(pause)
+        if not (is_checkpoint(folder) if link is None else still_holds(folder, link)):
+            return True
+    return False
+
+
+def still_holds(folder: Path, link: BaseLink) -> bool:
+    """Whether the folder's checkpoint is that one."""
+    try:
+        return Marker.read(folder).link == link
+    except DynaQuantError:
+        return False
+
+
+@contextmanager
+def staying(folder: Path, link: BaseLink) -> Iterator[None]:
+    """What the block reads is the checkpoint that was found.
+
+    Raises:
+        CheckpointNotFoundError: the framework has removed or replaced it meanwhile.
+    """
+    went = CheckpointNotFoundError(f"{folder}: step {link.step} was removed while it was read; try again.")
+    try:
+        yield
+    except DynaQuantError as error:
+        if not has_gone(folder, link):
+            raise
+        raise went from error
+    if not still_holds(folder, link):
+        raise went
 
 
 def with_rest(folder: Path, marker: Marker, tree: Any, *, weights_only: bool) -> Any:

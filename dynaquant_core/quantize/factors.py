@@ -1,26 +1,18 @@
-"""A matrix as the product of a value a row and a value a column, and ternary signs on top of it (ours).
+"""A matrix as the product of a value a row and a value a column (ours).
 
 Second moments come close to such a product (Adafactor, arXiv 1804.04235): v_ij ~ mean of row i times mean of
-column j, over the mean of all.  A first moment is told by its sign where it is large against the product of
-its magnitudes, and by 0 elsewhere.  The values are kept in the 8-bit code of `blocks`, so rows + columns
-bytes serve rows x columns elements.
+column j, over the mean of all.  The values are kept in the 8-bit code of `blocks`, so rows + columns bytes
+serve rows x columns elements.  `ternary` and `levels` put a code an element on top of it.
 
 Guarantees: an element of a product is positive unless all of its row or of its column was zero, and then it
-is zero.  A ternary element is zero or has its value's sign.  In each row the magnitudes are the least-squares
-ones, given the signs and the columns; all of them are then scaled so that the result's part along the tensor
-is the tensor itself, up to the code's 5%: the error is noise, which training heals, and no movement is lost.
-(Least squares alone keep three quarters of it, and training pays for the rest.  Scaling every row by itself
-costs far more: a row of few kept elements becomes too large.)
-
-What is large against the product need not hold the tensor's energy: of a tensor that *is* such a product but
-for its signs, nothing is.  So elements are taken further down until those taken hold enough of it.
+is zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,52 +23,31 @@ from dynaquant_core.quantize import blocks
 from dynaquant_core.quantize.flat import flatten, host_view
 
 __all__ = [
-    "FEW",
-    "MANY",
-    "Sieve",
+    "Array",
+    "Factors",
+    "coded_pair",
     "decode_product",
-    "decode_ternary",
+    "decoded_pair",
+    "decoded_vector",
     "encode_mean",
     "encode_product",
-    "encode_ternary",
+    "encoded_vector",
     "factor_count",
     "factor_scale_count",
+    "matrix_of",
     "matrix_shape",
+    "means_of",
+    "put",
+    "rounded",
+    "row_chunks",
     "step_energy",
 ]
 
-#: Rows that keep nothing else keep what is above this share of their largest.
-LARGEST_SHARE: Final = 0.9
-
-#: Elements of a large tensor that are tried with several bars; all are with the one that does for these.
-SAMPLE: Final = 1 << 18
 #: Elements that are worked on at a time.
 CHUNK: Final = 1 << 18
 
 Factors = tuple[NDArray[np.uint8], NDArray[np.int16]]
 Array = NDArray[Any]
-
-
-class Sieve(NamedTuple):
-    """Which elements keep a sign.
-
-    Args:
-        bar: an element is kept where it is above this many times the product of its row and column.
-        gain: all rows are scaled by this at most, or the bar is lowered; noise is the gain less 1, in the
-            tensor's energy.
-    """
-
-    bar: float
-    gain: float
-
-
-#: A third of the elements of a bell shape, and noise of half the energy.
-MANY: Final = Sieve(1.25, 2.0)
-#: One or two in a hundred, and noise of eight times the energy.
-FEW: Final = Sieve(3.0, 16.0)
-#: A bar is lowered by this much at a time, this often at most; the last bar keeps whatever is not zero.
-LOWER: Final = 0.75
-LOWERED: Final = 10
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -116,8 +87,8 @@ def encode_product(tensor: Tensor) -> Factors:
         >>> bool((out / torch.tensor([[1.0, 2.0], [2.0, 4.0]])).log2().abs().max() < 0.15)
         True
     """
-    rows, columns = _means(matrix_of(tensor))
-    return _coded(rows, columns)
+    rows, columns = means_of(matrix_of(tensor))
+    return coded_pair(rows, columns)
 
 
 def decode_product(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor) -> None:
@@ -132,11 +103,11 @@ def decode_product(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Ten
         CorruptFileError: scales do not fit the codes.
     """
     shape = matrix_shape(out.shape)
-    rows, columns = _decoded(codes, scales, shape)
+    rows, columns = decoded_pair(codes, scales, shape)
     found = np.empty(shape, np.float32)
-    for part in _chunks(shape):
-        found[part] = _rounded(rows[part, None] * columns)
-    _put(found, out)
+    for part in row_chunks(shape):
+        found[part] = rounded(rows[part, None] * columns)
+    put(found, out)
 
 
 def step_energy(tensor: Tensor, codes: NDArray[np.uint8], scales: NDArray[np.int16]) -> float:
@@ -159,52 +130,10 @@ def step_energy(tensor: Tensor, codes: NDArray[np.uint8], scales: NDArray[np.int
     values = matrix_of(tensor)
     rows, columns = (
         np.divide(1.0, means, out=np.zeros_like(means), where=means > 0)
-        for means in _decoded(codes, scales, values.shape)
+        for means in decoded_pair(codes, scales, values.shape)
     )
-    total = sum(float((values[part] * columns).sum(axis=1) @ rows[part]) for part in _chunks(values.shape))
+    total = sum(float((values[part] * columns).sum(axis=1) @ rows[part]) for part in row_chunks(values.shape))
     return total / max(1, int(np.count_nonzero(values)))
-
-
-def encode_ternary(
-    tensor: Tensor, sieve: Sieve = MANY
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int16]]:
-    """Signs of what is large in a tensor, and the magnitudes of its rows and columns.
-
-    Args:
-        tensor: finite, floating, any shape and device.
-        sieve: what is large.
-
-    Returns:
-        (signs uint8[n]: 0 negative, 1 zero, 2 positive; codes and scales as of `encode_product`).
-
-    Example:
-        >>> encode_ternary(torch.tensor([[3.0, -0.1], [0.1, -3.0]]))[0].tolist()
-        [2, 1, 1, 0]
-    """
-    values = matrix_of(tensor)
-    means, columns = _means(values)
-    columns = _decoded_vector(*_encoded_vector(columns))
-    bars = [sieve.bar * LOWER**times for times in range(LOWERED)] + [0.0]
-    bars = bars[_first(values, means, columns, bars, sieve.gain) :]
-    found = _sieved(values, means, columns, bars[0])
-    for bar in bars[1:]:
-        if found.gain <= sieve.gain:
-            break
-        found = min(found, _sieved(values, means, columns, bar), key=lambda kept: kept.gain)
-    return found.signs.reshape(-1), *_coded(found.gain * found.rows, columns)
-
-
-def decode_ternary(
-    signs: NDArray[np.uint8], codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor
-) -> None:
-    """Fills a floating tensor with what `encode_ternary` returned; arguments as `decode_product`."""
-    shape = matrix_shape(out.shape)
-    rows, columns = _decoded(codes, scales, shape)
-    found = np.empty(shape, np.float32)
-    for part in _chunks(shape):
-        sign = signs.reshape(shape)[part].astype(np.float32) - np.float32(1)
-        found[part] = sign * _rounded(rows[part, None] * columns)
-    _put(found, out)
 
 
 def encode_mean(tensor: Tensor) -> Factors:
@@ -215,7 +144,7 @@ def encode_mean(tensor: Tensor) -> Factors:
         >>> codes.size, scales.size
         (1, 1)
     """
-    return _encoded_vector(_means(matrix_of(tensor))[0].mean(keepdims=True))
+    return encoded_vector(means_of(matrix_of(tensor))[0].mean(keepdims=True))
 
 
 def matrix_of(tensor: Tensor) -> Array:
@@ -224,10 +153,10 @@ def matrix_of(tensor: Tensor) -> Array:
     return flat.reshape(matrix_shape(tensor.shape))
 
 
-def _means(values: Array) -> tuple[Array, Array]:
+def means_of(values: Array) -> tuple[Array, Array]:
     """Mean magnitude of each row, and of each column over the mean of all; float64."""
     rows, columns = np.zeros(values.shape[0]), np.zeros(values.shape[1])
-    for part in _chunks(values.shape):
+    for part in row_chunks(values.shape):
         magnitudes = np.abs(values[part].astype(np.float64))
         rows[part] = magnitudes.mean(axis=1)
         columns += magnitudes.sum(axis=0)
@@ -235,91 +164,48 @@ def _means(values: Array) -> tuple[Array, Array]:
     return rows, columns / total if total > 0 else columns
 
 
-class _Sieved(NamedTuple):
-    """What a bar keeps: signs less 1, magnitudes of the rows, and what scales them to the whole tensor."""
-
-    signs: NDArray[np.uint8]
-    rows: Array
-    gain: float
-
-
-def _first(values: Array, means: Array, columns: Array, bars: Sequence[float], gain: float) -> int:
-    """Where to begin among the bars: at the first that would do for a sample of a large tensor's rows."""
-    stride = values.size // SAMPLE
-    if stride > 1:
-        part, own = values[::stride], means[::stride]
-        for place, bar in enumerate(bars):
-            if _sieved(part, own, columns, bar).gain <= gain:
-                return place
-    return 0
-
-
-def _sieved(values: Array, means: Array, columns: Array, bar: float) -> _Sieved:
-    signs, rows = np.empty(values.shape, np.uint8), np.empty(values.shape[0])
-    whole = along = 0.0
-    for part in _chunks(values.shape):
-        wide = values[part].astype(np.float64)
-        kept = _kept(wide, means[part], columns, bar)
-        rows[part], shared = _fitted(wide, kept, columns)
-        signs[part] = kept + 1
-        whole, along = whole + float(np.square(wide).sum()), along + shared
-    return _Sieved(signs, rows, whole / along if along > 0 else 1.0)
-
-
-def _kept(values: Array, rows: Array, columns: Array, bar: float) -> Array:
-    """Signs of what is large in some rows, else 0; float64."""
-    expected = rows[:, None] * columns
-    against = np.divide(np.abs(values), expected, out=np.zeros_like(values), where=expected > 0)
-    least = np.minimum(bar, LARGEST_SHARE * against.max(axis=1, initial=0.0, keepdims=True))
-    return np.where(against > least, np.sign(values), 0.0)
-
-
-def _fitted(values: Array, kept: Array, columns: Array) -> tuple[Array, float]:
-    """(least-squares magnitude of each row over the columns' values, inner product with the values)."""
-    along = (kept * values * columns).sum(axis=1)
-    square = (np.abs(kept) * columns * columns).sum(axis=1)
-    rows = np.divide(along, square, out=np.zeros_like(along), where=square > 0)
-    return rows, float((rows * along).sum())
-
-
-def _coded(rows: Array, columns: Array) -> Factors:
-    pairs = [_encoded_vector(rows), _encoded_vector(columns)]
+def coded_pair(rows: Array, columns: Array) -> Factors:
+    """Codes and scales of the rows, then of the columns."""
+    pairs = [encoded_vector(rows), encoded_vector(columns)]
     return np.concatenate([codes for codes, _ in pairs]), np.concatenate([scales for _, scales in pairs])
 
 
-def _encoded_vector(values: Array) -> Factors:
+def encoded_vector(values: Array) -> Factors:
+    """Codes and scales of positive values, what is beyond float32 as its largest."""
     largest = float(np.finfo(np.float32).max)
     return blocks.encode(torch.from_numpy(np.minimum(values, largest)), signed=False)
 
 
-def _decoded_vector(codes: NDArray[np.uint8], scales: NDArray[np.int16]) -> Array:
+def decoded_vector(codes: NDArray[np.uint8], scales: NDArray[np.int16]) -> Array:
+    """The values of `encoded_vector`, as a reader gets them; float64."""
     out = torch.empty(codes.size, dtype=torch.float32, device="cpu")
     blocks.decode(codes, scales, out)
     return out.numpy().astype(np.float64)
 
 
-def _decoded(
+def decoded_pair(
     codes: NDArray[np.uint8], scales: NDArray[np.int16], shape: tuple[int, int]
 ) -> tuple[Array, Array]:
+    """The values of rows and of columns of `coded_pair`; float64."""
     count = blocks.scale_count(shape[0])
-    rows = _decoded_vector(codes[: shape[0]], scales[:count])
-    return rows, _decoded_vector(codes[shape[0] :], scales[count:])
+    rows = decoded_vector(codes[: shape[0]], scales[:count])
+    return rows, decoded_vector(codes[shape[0] :], scales[count:])
 
 
-def _rounded(product: Array) -> Array:
+def rounded(product: Array) -> Array:
     """Products of float32 values, exact as float64, as float32; never 0 nor infinite by rounding."""
     largest = float(np.finfo(np.float32).max)
     bounded = np.clip(product, 2.0**-149, largest, where=product > 0, out=product)
     return bounded.astype(np.float32)
 
 
-def _chunks(shape: tuple[int, int]) -> Iterator[slice]:
+def row_chunks(shape: tuple[int, int]) -> Iterator[slice]:
     """Rows at a time; the same ones whatever the number of threads, as sums depend on them."""
     step = max(1, CHUNK // max(1, shape[1]))
     return (slice(start, start + step) for start in range(0, shape[0], step))
 
 
-def _put(found: Array, out: Tensor) -> None:
+def put(found: Array, out: Tensor) -> None:
     """Copies float32 values into a tensor of any floating dtype, what is not zero as what is not zero."""
     values = torch.from_numpy(found.reshape(-1)).view(out.shape)
     info = torch.finfo(out.dtype)

@@ -16,7 +16,7 @@ import torch
 
 from dynaquant_core.errors import CorruptFileError, LimitError
 from dynaquant_core.state.leaves import Namer, Path, dotted, name_is_too_long
-from dynaquant_core.state.scalars import array_dtype, scalar_value
+from dynaquant_core.state.scalars import array_dtype, is_text, scalar_value
 from dynaquant_core.state.strides import in_memory_order
 from dynaquant_core.state.tree import MAX_DEPTH
 
@@ -207,6 +207,8 @@ def _raw_array(tensor: torch.Tensor, rest: list[Any], path: Path) -> Any:
     dtype, shape = _array_type(rest, path)
     flat = _flat(tensor, (torch.uint8,), path)
     if flat.size != math.prod(shape) * dtype.itemsize:
+        _refuse(["N", *rest], path)
+    if dtype.kind == "U" and not is_text(flat, dtype):
         _refuse(["N", *rest], path)
     try:
         return flat.view(dtype).reshape(shape) if flat.size else np.zeros(shape, dtype)

@@ -10,6 +10,7 @@ import base64
 import math
 import re
 import struct
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path, PurePath
@@ -17,12 +18,13 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dynaquant_core.errors import CorruptFileError, UnsupportedStateError
 from dynaquant_core.state.leaves import INT64
 from dynaquant_core.state.spec import dtype_name, dtype_of
 
-__all__ = ["array_dtype", "plain_array_dtype", "scalar_node", "scalar_value"]
+__all__ = ["array_dtype", "is_text", "plain_array_dtype", "scalar_node", "scalar_value"]
 
 #: Dtypes of NumPy arrays and scalars that are plain bytes: no objects, no records.
 _ARRAY_DTYPE: Final = re.compile(r"[<>|][biufcmMSU]\d{1,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?")
@@ -106,6 +108,17 @@ def plain_array_dtype(dtype: np.dtype[Any]) -> str | None:
     return text if dtype.names is None and _ARRAY_DTYPE.fullmatch(text) else None
 
 
+def is_text(data: NDArray[np.uint8], dtype: np.dtype[Any]) -> bool:
+    """Whether the bytes of a text of NumPy's are letters; with others it fails wherever it is looked at.
+
+    Example:
+        >>> [is_text(np.uint8([97, 0, 0, 0]), np.dtype(order + "U1")) for order in "<>"]
+        [True, False]
+    """
+    codes = data.view(np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+    return codes.size == 0 or bool(codes.max() <= sys.maxunicode)
+
+
 def _described(obj: object) -> str:
     kind = type(obj)
     if isinstance(obj, np.generic):
@@ -140,6 +153,8 @@ def _dtype_node(value: torch.dtype) -> Any:
 def _numpy_scalar(text: str, digits: str) -> Any:
     dtype, data = array_dtype(text), bytes.fromhex(digits)
     if len(data) != dtype.itemsize:
+        raise ValueError(digits)
+    if dtype.kind == "U" and not is_text(np.frombuffer(data, np.uint8), dtype):
         raise ValueError(digits)
     return np.frombuffer(data, dtype)[0] if data else np.zeros((), dtype)[()]
 

@@ -9,6 +9,9 @@ from dynaquant_core.errors import ConfigError
 
 __all__ = ["parse_budget"]
 
+#: No budget reaches this.
+LIMIT = 1 << 63
+
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGTP", start=1)}
@@ -21,7 +24,7 @@ def parse_budget(value: float | str | None) -> int | None:
     KB, MB, GB, TB and PB are powers of 1000; KiB, MiB, GiB, TiB and PiB powers of 1024.
 
     Raises:
-        ConfigError: it is neither, or not positive.
+        ConfigError: it is neither, not positive, or more than any disk has.
 
     Example:
         >>> parse_budget("100GB"), parse_budget("1.5 GiB"), parse_budget(None)
@@ -29,11 +32,22 @@ def parse_budget(value: float | str | None) -> int | None:
     """
     if value is None:
         return None
-    number = isinstance(value, (int, float)) and math.isfinite(value) and value >= 1
-    found = _BUDGET.fullmatch(value if isinstance(value, str) else str(int(value)) if number else "")
-    unit = _UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None or isinstance(value, bool) or float(found[1]) <= 0:
+    number = _number(value)
+    if not 0 < number < LIMIT:  # so is what is no number
+        found = hex(value) if type(value) is int else repr(value)  # a long one Python does not print
         raise ConfigError(
-            f"keep_within must be a positive number of bytes or a text like '100GB', got {value!r}."
+            "keep_within must be a positive number of bytes below 2^63 or a text like '100GB', "
+            f"got {found:.80}."
         )
-    return int(float(found[1]) * unit)
+    return int(number)
+
+
+def _number(value: float | str) -> float:
+    """Bytes, not rounded; NaN for what is neither a number nor such a text."""
+    if isinstance(value, str):
+        found = _BUDGET.fullmatch(value)
+        unit = _UNITS.get(found[2].upper()) if found else None
+        return float(found[1]) * unit if found and unit else math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    return value if value >= 1 else math.nan

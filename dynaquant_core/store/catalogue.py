@@ -21,6 +21,7 @@ from dynaquant_core.errors import (
     VersionError,
 )
 from dynaquant_core.format import FileReader
+from dynaquant_core.format.index import as_damage
 from dynaquant_core.store.disk import file_identity, guarded, is_gone
 from dynaquant_core.store.info import CheckpointInfo, Problem
 from dynaquant_core.store.meta import LIMIT, Meta
@@ -33,6 +34,9 @@ __all__ = ["READ_ERRORS", "Catalogue", "Entry", "Scan"]
 
 #: What a damaged, foreign, too new or unreadable file ends in.
 READ_ERRORS = (CorruptFileError, UnsafePathError, StorageError)
+
+#: Looks at a folder whose checkpoints are all retired under every look.
+LOOKS = 100
 
 #: What a file system makes at its own root: a fresh disk is an empty folder.
 SYSTEMS_OWN = "lost+found"
@@ -159,11 +163,19 @@ class Catalogue:
             NotAStoreError: the path is not a folder.
             StorageError: the folder cannot be listed.
         """
+        for _ in range(LOOKS):
+            scan, gone = self._look()
+            if scan.entries or scan.damaged or not gone:
+                break  # else a writer has retired all that were listed, and committed others before it did
+        return scan
+
+    def _look(self) -> tuple[Scan, bool]:
+        """One look, and whether a checkpoint that was listed had gone before it was read."""
         names = self._listed()
         entries: list[Entry] = []
         damaged: list[Problem] = []
         unread: set[str] = set()
-        foreign = False
+        foreign = gone = False
         for name in names:
             hint = parse_name(name)
             if hint is None:
@@ -172,14 +184,16 @@ class Catalogue:
             try:
                 entries.append(self._entry(name))
             except (*READ_ERRORS, OSError) as error:
-                if not is_gone(error):  # else a writer has just retired it
-                    damaged.append(Problem(name, hint.step, str(error)))
-                    if isinstance(error, (OSError, VersionError)):
-                        unread.add(name)
+                if is_gone(error):  # a writer has just retired it
+                    gone = True
+                    continue
+                damaged.append(Problem(name, hint.step, str(error)))
+                if isinstance(error, (OSError, VersionError)):
+                    unread.add(name)
         with self._guard:
             self._known = {name: value for name, value in self._known.items() if name in names}
         entries.sort(key=_place)
-        return Scan(tuple(entries), tuple(damaged), frozenset(unread), foreign)
+        return Scan(tuple(entries), tuple(damaged), frozenset(unread), foreign), gone
 
     def store(self) -> Scan:
         """What is there now, of a store or of what may become one.
@@ -253,7 +267,7 @@ def read_entry(path: Path) -> Entry:
         UnsafePathError: it is not a regular file.
         StorageError: it cannot be read, or is gone.
     """
-    with FileReader(path) as reader:
+    with FileReader(path) as reader, as_damage(path.name):
         meta = Meta.from_dict(reader.index.meta, path.name)
         parts: Counter[str] = Counter()
         for stream in reader.index.streams:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dynaquant_core.errors import ConfigError, NotAStoreError, StorageError, UnsafePathError
-from dynaquant_core.store.names import parse_name
+from dynaquant_core.store.names import LOCK_FILE, PINS_FILE, parse_name
 
 __all__ = [
     "file_identity",
@@ -166,21 +166,22 @@ def require_target(path: Path) -> Path:
         The path; where it is a symbolic link, what that points to: whoever reads there gets what is written.
 
     Raises:
-        UnsafePathError: it names no file, a folder, device, pipe or socket stands there, or a checkpoint of a
-            store.
+        UnsafePathError: it names no file; it is, or leads to, a folder, device, pipe or socket, or one of a
+            store's files: a checkpoint that is there, its pins or its lock.
     """
     if not path.name:
         raise UnsafePathError(f"{str(path)!r} names no file; give the path of the file to write.")
     with guarded("look at", path):
-        if path.exists() and parse_name(path.name) is not None:
-            raise UnsafePathError(
-                f"{str(path)!r} is a checkpoint of a store and is not written over; give another path."
-            )
-        if path.exists() and not path.is_file():
-            raise UnsafePathError(
-                f"{str(path)!r} is a folder, device or pipe; give the path of the file to write."
-            )
-        return followed(path)
+        target = followed(path)
+        where = repr(str(path)) if target == path else f"{str(path)!r} leads to {str(target)!r}, which"
+        own = "a store's own file" if target.name in (LOCK_FILE, PINS_FILE) else None
+        if target.exists() and parse_name(target.name) is not None:
+            own = "a checkpoint of a store"
+        if own:
+            raise UnsafePathError(f"{where} is {own} and is not written over; give another path.")
+        if target.exists() and not target.is_file():
+            raise UnsafePathError(f"{where} is a folder, device or pipe; give the path of the file to write.")
+        return target
 
 
 def followed(path: Path) -> Path:

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: Names that a warning has room for.
 NAMED = 5
+#: What a safetensors file calls what it says of itself.
+OWN_NAME = "__metadata__"
 #: In what further tensors may lie, and tensors.
 NODES = (dict, list, tuple, Tensor, np.ndarray)
 
@@ -105,7 +107,7 @@ def to_safetensors(
         metadata: what it shall say of itself beside its format.
 
     Raises:
-        UnsupportedStateError: the format does not have a tensor's dtype.
+        UnsupportedStateError: the format does not have a tensor's dtype, or keeps its name for itself.
         StorageError: the system refused; an existing file is as before.
     """
     leaves = flatten(state).leaves
@@ -145,7 +147,10 @@ def _beside(value: Any, path: LeafPath, data: AbstractSet[LeafPath]) -> Iterator
     elif isinstance(value, list | tuple) and any(isinstance(each, NODES) for each in value):
         for index, child in enumerate(value):
             yield from _beside(child, (*path, index), data)
-    elif not isinstance(value, Tensor | np.ndarray) and value is not None and value not in ([], ()):
+    elif isinstance(value, list | tuple):
+        if value:
+            yield dotted(path)
+    elif not isinstance(value, Tensor | np.ndarray) and value is not None:
         yield dotted(path)
 
 
@@ -160,9 +165,14 @@ def write_tensors(
         metadata: what it says of itself beside its format.
 
     Raises:
-        UnsupportedStateError: the format does not have a tensor's dtype.
+        UnsupportedStateError: the format does not have a tensor's dtype, or keeps its name for itself.
         OSError: a write failed, of which safetensors makes an error of its own.
     """
+    if OWN_NAME in tensors:  # it would be written, and nothing reads it
+        raise UnsupportedStateError(
+            f"safetensors keeps the name {OWN_NAME!r} for its metadata and can hold no tensor of that name; "
+            "export to pt, or save the tensor under another name."
+        )
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

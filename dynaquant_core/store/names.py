@@ -9,6 +9,7 @@ import operator
 import re
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dynaquant_core.errors import ConfigError
@@ -54,6 +55,7 @@ def checkpoint_name(step: int, sequence: int, revision: int = 0) -> str:
     return f"step-{step:09d}-seq-{sequence:06d}{tail}.dq"
 
 
+@lru_cache(maxsize=1 << 14)  # every name in the folder is asked for at every save
 def parse_name(name: str) -> NameHint | None:
     """What ``name`` hints at; None if it is not a checkpoint's name.
 

@@ -118,7 +118,7 @@ def require_fit(link: Link, tree: Any) -> None:
             problems.append(
                 f"{name!r} is stored as {_described(stored[name])}, the tree has {_described(have)}"
             )
-        if any(
+        if live[name].numel() and any(
             size > 1 and stride == 0 for size, stride in zip(have.shape, live[name].stride(), strict=True)
         ):
             problems.append(f"{name!r} is expanded in the tree, and cannot be written to; clone it")

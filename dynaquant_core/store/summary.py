@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from dynaquant_core.config import Config
 from dynaquant_core.errors import DynaQuantError
@@ -39,14 +43,27 @@ def summarise(index: Index, meta: Meta, size: int) -> CheckpointInfo:
         raw_bytes=sum(part["raw_bytes"] for part in parts.values()),
         stored_bytes=size,
         parts=parts,
-        quality=report.get("quality"),
-        degradation=report.get("degradation"),
-        met=report.get("met"),
-        evaluations=report.get("evaluations") or 0,
         report=report,
-        seconds=report.get("seconds") or {},
+        **_measured(report),
         exact=tuple(t.name for t in index.tensors if t.part == "exact" and t.role == "weight" and _large(t)),
     )
+
+
+def _measured(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What a search recorded, where it is of the type that `CheckpointInfo` promises: a file may hold any."""
+    quality, met, tried, seconds = map(report.get, ("quality", "met", "evaluations", "seconds"))
+    timed = seconds if isinstance(seconds, Mapping) else {}
+    return {
+        "quality": quality if isinstance(quality, Mapping) else None,
+        "degradation": _number(report.get("degradation")),
+        "met": bool(met) if isinstance(met, (bool, np.bool_)) else None,
+        "evaluations": max(int(tried), 0) if isinstance(tried, Integral) else 0,
+        "seconds": {stage: value for stage in timed if (value := _number(timed[stage])) is not None},
+    }
+
+
+def _number(value: object) -> float | None:
+    return None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
 
 
 def count_parts(index: Index, size: int) -> dict[str, dict[str, int]]:

@@ -8,6 +8,7 @@ stays, and so does the one that the run goes on from.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -82,23 +83,29 @@ class Writer:
         path = self._folder / checkpoint_name(meta.step, meta.sequence)
         parts, seconds = write_file(path, sealed, meta, room)
         entry = read_entry(path)
-        self.tidy()
+        self.tidy(scan=scan.adding(entry))
         return replace(entry.info, seconds=seconds), next_base(entry, sealed.base, parts)
 
-    def tidy(self, also: Collection[Entry] = ()) -> None:
+    def tidy(self, also: Collection[Entry] = (), scan: Scan | None = None) -> None:
         """Removes what retention lets go and what dead saves left behind, but not ``also`` or its bases.
 
         A failure is logged, not raised: whatever should have gone stays until the next save.
+
+        Args:
+            also: files that stay.
+            scan: what is there, where that is known: thousands of files take a while to look at.
         """
         try:
-            scan, pins = self._catalogue.scan(), read_pins(self._folder)
+            scan, pins = scan or self._catalogue.scan(), read_pins(self._folder)
             unread, doubts = scan.hints_unread(), self.doubts.of(scan)
             gone = retired(scan.entries, self._policy, pins, unread, also, doubts)
             if scan.unread:
                 names = ", ".join(sorted(scan.unread))
                 logger.warning("%s cannot be read now: what is older stays, as it may build on that", names)
             self.remove(entry.path for entry in gone)
-            self.remove(path for path in self._folder.iterdir() if is_leftover(path.name))
+            with os.scandir(self._folder) as found:
+                left = [item.name for item in found if is_leftover(item.name)]
+            self.remove(self._folder / name for name in left)
         except (StorageError, CorruptFileError, OSError) as error:
             logger.warning("older files could not be removed, and stay until the next save: %s", error)
 

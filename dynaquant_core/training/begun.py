@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dynaquant_core.hooks import OwnedHooks, untraced
+from dynaquant_core.hooks import OwnedHooks, untraced, watched
 from dynaquant_core.training.movement import Start, place_of, places_of
 
 __all__ = ["Begun"]
@@ -47,8 +47,9 @@ class Begun:
         self._models, self._optimizers = list(models), list(optimizers)
         self._sample: _Sample | None = None
         hook = untraced(_telling(weakref.ref(self)))
-        handles = [optimizer.register_step_pre_hook(hook) for optimizer in self._optimizers]
-        self._hooks = OwnedHooks(self, handles)
+        seen = [one for one in map(watched, self._optimizers) if one is not None]
+        self._told = bool(seen)
+        self._hooks = OwnedHooks(self, [optimizer.register_step_pre_hook(hook) for optimizer in seen])
 
     def again(self) -> None:
         """Tells that a checkpoint was read: another life begins with the next step."""
@@ -70,7 +71,7 @@ class Begun:
             None before the first step, unless ``still``, and where none of the tensors is a weight of the
             models.
         """
-        if still and not self._optimizers:  # nobody will tell of the first step before it is done
+        if still and not self._told:  # nobody will tell of the first step before it is done
             self.now()
         sample = self._sampled() if self._sample is None and still else self._sample
         # Layers may have been unfrozen, and given to an optimizer, long after the first step.

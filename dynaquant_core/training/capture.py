@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from dynaquant_core.errors import DynaQuantError, SaveError
-from dynaquant_core.state.tree import MAX_DEPTH
+from dynaquant_core.training.classes import classes_of
+from dynaquant_core.training.forms import plain, without_functions
 from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import by_name
 from dynaquant_core.training.rng import own_rank, rng_state
 from dynaquant_core.training.subject import Subject, full_name, named
 from dynaquant_core.training.versions import versions_of
 
-__all__ = ["EXTRA_VERSIONS", "capture", "model_state"]
+__all__ = ["CLASSES", "EXTRA_VERSIONS", "capture", "model_state"]
 
+CLASSES = "classes"
 EXTRA_VERSIONS = "extra_versions"
 
 Item = TypeVar("Item")
@@ -30,12 +32,13 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
     Nothing is copied, and nothing of the run is changed: the tree's tensors are the live ones.
 
     Returns:
-        ``{"step", "model", "versions", "optimizer", "scheduler", "scaler", "extra", "extra_versions",
-        "rng"}``, without those not given.  Names are free of wrappers' prefixes, those in ``extra`` apart;
-        optimizer state is by parameter name; a mapping of several objects is a mapping of their states.
-        ``versions`` is what the models' state dictionaries say beside their tensors (`versions_of`), and
-        ``extra_versions`` the same of the modules in ``extra``.  Where there are ranks ``rng`` says whose
-        streams it holds (``rank``).
+        ``{"step", "model", "versions", "classes", "optimizer", "scheduler", "scaler", "extra",
+        "extra_versions", "rng"}``, without those not given.  Names are free of wrappers' prefixes, those in
+        ``extra`` apart; optimizer state is by parameter name; a mapping of several objects is a mapping of
+        their states.  ``versions`` is what the models' state dictionaries say beside their tensors
+        (`versions_of`), and ``extra_versions`` the same of the modules in ``extra``; ``classes`` is of which
+        of torch's classes optimizers and schedulers are (`classes_of`).  Where there are ranks ``rng`` says
+        whose streams it holds (``rank``).
 
     Raises:
         SaveError: an object's ``state_dict`` raised; names it.
@@ -54,6 +57,9 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
         "model": _one_or_all({name: _canonical(*pair) for name, pair in states.items()}),
         "versions": _one_or_all({name: versions_of(*pair) for name, pair in states.items()}),
     }
+    classes = classes_of(subject)
+    if classes:
+        tree[CLASSES] = classes
     if subject.optimizer is not None:
         tree["optimizer"] = _one_or_all(
             {
@@ -64,14 +70,20 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
     if subject.scheduler is not None:
         schedulers = named(subject.scheduler)
         tree["scheduler"] = _one_or_all(
-            {name: plain(_asked("scheduler", name, item.state_dict)) for name, item in schedulers.items()}
+            {
+                name: plain(without_functions(_asked("scheduler", name, item.state_dict)))
+                for name, item in schedulers.items()
+            }
         )
     if subject.scaler is not None:
         tree["scaler"] = plain(_asked("scaler", "", subject.scaler.state_dict))
     if subject.extra:
         extra = {name: _asked("extra", name, item.state_dict) for name, item in subject.extra.items()}
         modules = {name: item for name, item in subject.extra.items() if isinstance(item, nn.Module)}
-        tree["extra"] = {name: plain(state) for name, state in extra.items()}
+        tree["extra"] = {
+            name: plain(without_functions(state) if isinstance(subject.extra[name], LRScheduler) else state)
+            for name, state in extra.items()
+        }
         if modules:
             tree[EXTRA_VERSIONS] = {
                 name: versions_of(item, extra[name], canonical=False) for name, item in modules.items()
@@ -110,20 +122,6 @@ def _asked(part: str, name: str, state: Callable[[], Item]) -> Item:
 
 def _canonical(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
     return {canonical_name(model, key): value for key, value in state.items()}
-
-
-def plain(state: Any, depth: int = 0) -> Any:
-    """Counters (`MultiStepLR` keeps one) as plain dictionaries; `restore` makes them counters again.
-
-    What lies deeper than a checkpoint can hold stays as it is: the store says what is wrong with it.
-    """
-    if isinstance(state, Counter):
-        return dict(state)
-    if depth <= MAX_DEPTH and type(state) is dict:
-        return {key: plain(value, depth + 1) for key, value in state.items()}
-    if depth <= MAX_DEPTH and type(state) is list:
-        return [plain(value, depth + 1) for value in state]
-    return state
 
 
 def _one_or_all(states: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.config import require, require_choice, require_number, require_threshold
-from dynaquant_core.errors import DynaQuantError, SaveError, StateMismatchError
+from dynaquant_core.errors import SaveError
 from dynaquant_core.methods.base import Method, spares_gradients
 from dynaquant_core.search.quality import Mode
 from dynaquant_core.store.disk import warn_of_unwritable
@@ -63,8 +63,9 @@ class Checkpointer:
         optimizer: an optimizer, or name -> optimizer.
         scheduler: learning-rate scheduler, or name -> scheduler.
         scaler: gradient scaler.
-        extra: name -> anything with ``state_dict`` and ``load_state_dict``.  A ``check_state_dict`` that it
-            has too gets the stored state in `restore`, before anything is touched, and may raise.
+        extra: name -> anything with ``state_dict`` and ``load_state_dict``, or a random generator.  A
+            ``check_state_dict`` that it has too gets the stored state in `restore`, before anything is
+            touched, and may raise.
         every: optimizer steps between saves, or a time such as ``"30min"``.
         evaluate: takes nothing, or the model; returns a number, or one a batch, on fixed held-out batches.
             It is called in evaluation mode, without gradients.  None: a fixed careful configuration is used.
@@ -113,7 +114,7 @@ class Checkpointer:
         *,
         scheduler: Stateful | Mapping[str, Stateful] | None = None,
         scaler: Stateful | None = None,
-        extra: Mapping[str, Stateful] | None = None,
+        extra: Mapping[str, Any] | None = None,
         every: int | str = 1000,
         evaluate: Callable[..., Any] | None = None,
         threshold: float = 0.01,
@@ -198,9 +199,10 @@ class Checkpointer:
         Args:
             step: None: the newest whole checkpoint; where one is damaged, the one before is taken and the log
                 says so.  A number: that checkpoint, or an error.
-            fresh: parts that are new to the run and begin as they are where the checkpoint has none, with a
-                line in the log: "scheduler", "scaler", "extra.NAME", and "scheduler.NAME" of several.  With
-                a scheduler the learning rates that it has set stay.  What the checkpoint has is restored.
+            fresh: parts that are new to the run and begin as they are where the checkpoint has none, or one
+                of another kind, with a line in the log: "scheduler", "scaler", "extra.NAME", "scheduler.NAME"
+                of several.  With a scheduler the learning rates that it has set stay, unless it sets none
+                when it is made (`ReduceLROnPlateau`) or another of its optimizer comes back.
 
         Returns:
             Completed optimizer steps at the checkpoint; 0, and nothing touched, where the folder is missing
@@ -304,11 +306,14 @@ class Checkpointer:
     def wait(self) -> CheckpointInfo | None:
         """Waits until the save in the background is committed; returns the info of the last checkpoint.
 
+        In the middle of a save, where a signal's handler may be, there is none to wait for yet.
+
         Raises:
             SaveError: a save failed since the last call.
         """
         with self._turn, told(raises=self._saves.raises):
-            self._worker.wait()
+            if not self._turns.busy:  # else its thread may be about to start, and wait for this one
+                self._worker.wait()
         return self.last
 
     def close(self) -> None:
@@ -359,15 +364,11 @@ class Checkpointer:
         try:
             resumed = resume(self.store, self._subject, step, fresh)
         except BaseException as error:
-            # It was loaded, which alone would give the right to write here; any other error of ours comes
-            # before that.  One that is not ours (Ctrl-C) may have come in the midst of it.
-            if isinstance(error, StateMismatchError) or not isinstance(error, DynaQuantError):
-                self._saves.misfit = True
+            self._saves.not_restored(error)
             raise
         if resumed is not None:
             self._completed, self._chooser.state = resumed.step, resumed.search
-        self._saves.misfit = False
-        self._saves.put_back(None if resumed is None else resumed.step)
+        self._saves.restored(None if resumed is None else resumed.step)
         if self._enabled:
             warn_of_unwritable(self.store.path)
         if resumed is None:

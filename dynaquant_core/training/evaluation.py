@@ -100,13 +100,22 @@ def _asking_nobody() -> Iterator[None]:
     if FORWARD_SYNC in vars(DistributedDataParallel):  # an evaluation inside of one
         yield
         return
-    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, lambda _, __: None))
-    setattr(DistributedDataParallel, JOIN, property(lambda _: NOT_JOINING, lambda _, __: None))
+    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, _keep_first(FORWARD_SYNC)))
+    setattr(DistributedDataParallel, JOIN, property(lambda _: NOT_JOINING, _keep_first(JOIN)))
     try:
         yield
     finally:
         delattr(DistributedDataParallel, FORWARD_SYNC)
         delattr(DistributedDataParallel, JOIN)
+
+
+def _keep_first(name: str) -> Callable[[DistributedDataParallel, Any], None]:
+    """Sets a flag of a wrapper that is made meanwhile; those that have one keep it."""
+
+    def keep(wrapper: DistributedDataParallel, value: Any) -> None:
+        vars(wrapper).setdefault(name, value)
+
+    return keep
 
 
 def _wants_model(evaluate: Callable[..., Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,11 +11,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from dynaquant_core.errors import StateMismatchError
+from dynaquant_core.training.names import canonical_name
 
-__all__ = ["Misfit", "loads_plainly", "misfits", "require_fit"]
+__all__ = ["Misfit", "misfits", "own_ways", "require_fit"]
 
 #: Differences listed in an error before the rest is only counted.
 SHOWN: Final = 8
+
+#: Where torch's own modules and wrappers are written, whose ways to load take names and shapes as they are:
+#: batch norm counts what an older version did not, activation checkpointing strips its prefix.  Those of
+#: `torch.ao` are not here: an observer takes its shape from the first batch, and from what it loads.
+PLAIN: Final = ("torch.nn.", "torch.distributed.")
 
 #: What `nn.DataParallel` puts before the name of every tensor.
 WRAPPED: Final = "module."
@@ -43,7 +49,13 @@ class Misfit:
     advice: str = BUILD
 
 
-def misfits(prefix: str, live: Mapping[str, Any], stored: Any, side: str = "the model") -> list[Misfit]:
+def misfits(
+    prefix: str,
+    live: Mapping[str, Any],
+    stored: Any,
+    side: str = "the model",
+    beyond: Collection[str] = (),
+) -> list[Misfit]:
     """One for each tensor that is missing, unknown, or of another shape or dtype.
 
     Args:
@@ -51,6 +63,7 @@ def misfits(prefix: str, live: Mapping[str, Any], stored: Any, side: str = "the 
         live: the module's own state dictionary.
         stored: the checkpoint's.
         side: what the module is called.
+        beyond: paths of modules that are not compared (`own_ways`).
 
     Example:
         >>> for one in misfits("", {"weight": torch.zeros(2)}, {"weight": torch.zeros(3)}):
@@ -59,6 +72,8 @@ def misfits(prefix: str, live: Mapping[str, Any], stored: Any, side: str = "the 
     """
     if not isinstance(stored, Mapping):
         return [Misfit(f"{prefix.rstrip('.') or side} is {type(stored).__name__} in the checkpoint")]
+    if beyond:
+        live, stored = _without(live, beyond), _without(stored, beyond)
     if _all_wrapped(live) and not _any_wrapped(stored):
         said = Misfit(f"the names of {side} begin with {prefix}{WRAPPED} and the checkpoint's do not", UNWRAP)
         return [said, *misfits(prefix, _unwrapped(live), stored, side)]
@@ -94,19 +109,42 @@ def require_fit(what: str, found: Iterable[Misfit]) -> None:
     )
 
 
-def loads_plainly(module: nn.Module) -> bool:
-    """Whether a module takes names and shapes as they are; a metric, say, may grow its buffers as it loads.
+def own_ways(module: nn.Module, *, canonical: bool = True) -> list[str]:
+    """Paths of the modules that load in a way of their own: a metric, say, may grow its buffers as it loads.
+
+    What lies below such a module is its affair, and so is everything ("") where the module itself is one.
+
+    Args:
+        module: whose state is to be compared.
+        canonical: whether its names are compared without wrappers' prefixes; else as they are.
 
     Example:
-        >>> loads_plainly(nn.Linear(2, 2))
-        True
+        >>> own_ways(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+        []
     """
-    own = (part for part in module.modules() if not type(part).__module__.startswith("torch."))
-    return not module._load_state_dict_pre_hooks and all(
-        getattr(type(part), name) is getattr(nn.Module, name)
-        for part in own
-        for name in ("load_state_dict", "_load_from_state_dict")
-    )
+    if not _is_plain(type(module).load_state_dict):
+        return [""]
+    return [
+        canonical_name(module, path) if canonical and path else path
+        for path, part in module.named_modules(remove_duplicate=False)
+        if not _is_plain(type(part)._load_from_state_dict)
+        or not all(
+            _is_plain(getattr(hook, "hook", hook)) for hook in part._load_state_dict_pre_hooks.values()
+        )
+    ]
+
+
+def _is_plain(way: Any) -> bool:
+    """Whether a function, or an object in its place, is one of torch's that load plainly."""
+    return str(getattr(way, "__module__", "")).startswith(PLAIN)
+
+
+def _without(state: Mapping[str, Any], paths: Collection[str]) -> dict[str, Any]:
+    """What lies below none of the paths, with the prefix of `nn.DataParallel` or without it."""
+    starts = tuple(f"{path}.".removeprefix(WRAPPED) if path else "" for path in paths)
+    return {
+        name: value for name, value in state.items() if not str(name).removeprefix(WRAPPED).startswith(starts)
+    }
 
 
 def _difference(name: str, live: Tensor, stored: Any, side: str) -> list[Misfit]:

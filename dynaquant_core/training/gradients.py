@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dynaquant_core.hooks import OwnedHooks, untraced
+from dynaquant_core.hooks import OwnedHooks, untraced, watched
 from dynaquant_core.quantize.flat import FLOATS
 from dynaquant_core.state.leaves import is_plain
 from dynaquant_core.training.pinned import PinnedCopies, local_shard
@@ -39,7 +39,8 @@ class GradientCollector:
     stream into pinned buffers, and the averaging follows one step later.
 
     Args:
-        optimizers: whose steps are watched.
+        optimizers: whose steps are watched, or those of what they wrap; of one that has no hooks, and wraps
+            none that has, nothing is recorded.
         names: of the parameters (`parameter_names`); others are passed over.
         spare: leave out optimizers that keep an average themselves (`moment_averages`); for methods with
             ``spares_gradients``, which need no more than that.
@@ -74,7 +75,9 @@ class GradientCollector:
         self._averages: dict[str, Tensor] = {}
         self._recording = False
         self._pinned: dict[Optimizer, PinnedCopies] = {}
-        handles = [optimizer.register_step_post_hook(_telling(weakref.ref(self))) for optimizer in optimizers]
+        told = _telling(weakref.ref(self))
+        seen = [one for one in map(watched, optimizers) if one is not None]
+        handles = [optimizer.register_step_post_hook(told) for optimizer in seen]
         self._hooks = OwnedHooks(self, handles)
 
     @property

@@ -1,12 +1,14 @@
 """Of what kind the optimizer or scheduler was whose state is stored: told by what its state holds.
 
-A state does not name its class.  Loading another's often succeeds, and the run fails at its next step or
-trains by half of its settings, so it is found out here, before anything is touched.
+A state does not name its class (where a checkpoint does: `classes`).  Loading another's often succeeds, and
+the run fails at its next step or trains by half of its settings, so it is found out here, before anything is
+touched.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -17,11 +19,14 @@ from dynaquant_core.errors import StateMismatchError
 
 __all__ = [
     "SCHEDULED",
+    "is_function",
+    "is_inner",
     "kept_by_torch",
     "listed",
     "require_entries",
     "require_same_scheduler",
     "require_same_settings",
+    "way_round",
 ]
 
 #: What torch's schedulers note in an optimizer's groups.
@@ -62,14 +67,19 @@ COMMON: Final = frozenset(
     }
 )
 
-#: How a scheduler made of others calls the list of their states ("_schedulers" in torch).
-INNER: Final = "schedulers"
 
-
-def require_same_settings(stored: Any, groups: list[dict[str, Any]], where: str) -> None:
+def require_same_settings(
+    stored: Any, groups: list[dict[str, Any]], where: str, part: str = "optimizer"
+) -> None:
     """Refuses what is no optimizer's state, and settings of which either side lacks some of the other's.
 
     Only one side may have more: another version of torch adds settings, and a scheduler notes its own.
+
+    Args:
+        stored: what would be loaded.
+        groups: the optimizer's own.
+        where: its name in errors.
+        part: its name for ``fresh``.
 
     Raises:
         StateMismatchError: nothing was changed.
@@ -85,7 +95,8 @@ def require_same_settings(stored: Any, groups: list[dict[str, Any]], where: str)
         if gone and new:
             raise StateMismatchError(
                 f"{where} has the settings {listed(new)} and the checkpoint {listed(gone)} instead: it was "
-                f"saved with another kind of optimizer; build that one. Nothing was restored."
+                f"saved with another kind of optimizer; build that one {way_round(part)}. Nothing was "
+                f"restored."
             )
 
 
@@ -135,7 +146,9 @@ def _function(kind: type[Optimizer], name: str) -> Any:
     return found if found is None else inspect.unwrap(found)
 
 
-def require_entries(state: Mapping[Any, Any], optimizer: Optimizer, where: str) -> None:
+def require_entries(
+    state: Mapping[Any, Any], optimizer: Optimizer, where: str, part: str = "optimizer"
+) -> None:
     """Refuses a parameter's stored state without what the optimizer's class needs at its next step.
 
     Only classes whose states are torch's own doing (`kept_by_torch`) are checked.
@@ -159,11 +172,11 @@ def require_entries(state: Mapping[Any, Any], optimizer: Optimizer, where: str) 
             raise StateMismatchError(
                 f"{where} is {type(optimizer).__name__}, which needs {listed(lacking)}, and the checkpoint's "
                 f"state of {key!r} holds {listed(entries)}: it was saved with another kind of optimizer; "
-                f"build that one. Nothing was restored."
+                f"build that one {way_round(part)}. Nothing was restored."
             )
 
 
-def require_same_scheduler(stored: Any, own: Any, where: str) -> None:
+def require_same_scheduler(stored: Any, own: Any, where: str, part: str = "scheduler") -> None:
     """Refuses a stored state if it and the scheduler's own have each something that the other lacks.
 
     Only one side may have more, as with optimizers.  A scheduler made of others needs as many as were
@@ -173,6 +186,7 @@ def require_same_scheduler(stored: Any, own: Any, where: str) -> None:
         stored: what the scheduler would load.
         own: its ``state_dict()``.
         where: its name in errors.
+        part: its name for ``fresh``.
 
     Raises:
         StateMismatchError: nothing was changed.
@@ -191,25 +205,50 @@ def require_same_scheduler(stored: Any, own: Any, where: str) -> None:
     if gone and new:
         raise StateMismatchError(
             f"{where} has {listed(new)} and the checkpoint {listed(gone)} instead: it was saved with another "
-            f"kind of scheduler; build that one or leave the scheduler out. Nothing was restored."
+            f"kind of scheduler; build that one {way_round(part)}. Nothing was restored."
         )
     for key in stored:
-        if str(key).endswith(INNER) and _are_states(stored[key]) and _are_states(own.get(key)):
-            _require_same_inner(stored[key], own[key], f"{where}.{key}")
+        if is_inner(key) and _are_states(stored[key]) and _are_states(own.get(key)):
+            _require_same_inner(stored[key], own[key], f"{where}.{key}", part)
 
 
-def _require_same_inner(stored: list[Any], own: list[Any], where: str) -> None:
+def is_inner(key: Any) -> bool:
+    """Whether a scheduler made of others has the list of their states there ("_schedulers" in torch)."""
+    return str(key).endswith("schedulers")
+
+
+def is_function(value: Any) -> bool:
+    """Whether a checkpoint leaves a value to the scheduler, which has it from when it is made."""
+    return inspect.isroutine(value)
+
+
+def _require_same_inner(stored: list[Any], own: list[Any], where: str, part: str) -> None:
     if len(stored) != len(own):
         raise StateMismatchError(
             f"{where} are {len(own)} and those of the checkpoint {len(stored)}: it was saved with another "
-            f"kind of scheduler; build that one or leave the scheduler out. Nothing was restored."
+            f"kind of scheduler; build that one {way_round(part)}. Nothing was restored."
         )
     for number, pair in enumerate(zip(stored, own, strict=True)):
-        require_same_scheduler(*pair, f"{where}[{number}]")
+        require_same_scheduler(*pair, f"{where}[{number}]", part)
 
 
 def _are_states(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+
+
+def way_round(part: str) -> str:
+    """What else to do than to build what was saved; an optimizer of the run cannot begin anew in its folder.
+
+    Args:
+        part: full name of an optimizer or a scheduler.
+
+    Example:
+        >>> way_round("scheduler.g")
+        'or call restore(fresh=("scheduler.g",)) to let this one begin as it is'
+    """
+    if part.partition(".")[0] == "optimizer":
+        return "or restore without an optimizer, and save into another folder"
+    return f"or call restore(fresh=({json.dumps(part, ensure_ascii=False)},)) to let this one begin as it is"
 
 
 def listed(names: Iterable[Any]) -> str:

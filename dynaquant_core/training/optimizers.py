@@ -7,7 +7,7 @@ that never was; and it fails on parameters that never got a gradient.  So the na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,15 @@ from dynaquant_core.training.groups import require_same_groups, require_same_len
 from dynaquant_core.training.kinds import SCHEDULED, require_entries, require_same_settings
 from dynaquant_core.training.subject import own_state
 
-__all__ = ["by_name", "by_number", "is_sharded", "scheduled_as_now"]
+__all__ = [
+    "by_name",
+    "by_number",
+    "is_sharded",
+    "rates",
+    "require_kind",
+    "scheduled_as_now",
+    "scheduled_as_stored",
+]
 
 Names = Mapping[Tensor, tuple[str, ...]]
 
@@ -57,6 +65,24 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
             for group in state["param_groups"]
         ],
     }
+
+
+def require_kind(stored: Any, optimizer: Optimizer, own: Any, where: str, part: str = "optimizer") -> None:
+    """Refuses another kind of optimizer's state, as far as the state tells.
+
+    Args:
+        stored: what would be loaded.
+        optimizer: the one to load into.
+        own: its ``state_dict()``; one of a form of its own is not compared.
+        where: its name in errors.
+        part: its name for ``fresh``.
+
+    Raises:
+        StateMismatchError: nothing was changed.
+    """
+    if _is_numbered(own, optimizer):
+        require_same_settings(stored, own["param_groups"], where, part)
+        require_entries(stored["state"], optimizer, where, part)
 
 
 def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> Any:
@@ -115,13 +141,40 @@ def scheduled_as_now(state: Any, optimizer: Optimizer) -> Any:
         state: what `by_number` gave.
         optimizer: the one that will load it.
     """
+    return _beside_now(state, optimizer, lambda group, now: {**group, **_scheduled(now)})
+
+
+def scheduled_as_stored(state: Any, optimizer: Optimizer) -> Any:
+    """The same with the checkpoint's learning rates, and what a new scheduler has noted beside them.
+
+    For one that begins anew and has set no rates, or beside one that is restored and has.
+    """
+    return _beside_now(
+        state,
+        optimizer,
+        lambda group, now: {setting: now[setting] for setting in SCHEDULED & set(now)} | group,
+    )
+
+
+def _beside_now(
+    state: Any, optimizer: Optimizer, joined: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+) -> Any:
     groups, own = state.get("param_groups") if isinstance(state, Mapping) else None, optimizer.param_groups
     if not isinstance(groups, list) or len(groups) != len(own):  # an optimizer with a state of its own form
         return state
-    return {
-        **state,
-        "param_groups": [{**group, **_scheduled(now)} for group, now in zip(groups, own, strict=True)],
-    }
+    return {**state, "param_groups": [joined(*pair) for pair in zip(groups, own, strict=True)]}
+
+
+def rates(state: Any) -> str:
+    """The learning rates in a state, for the log: each once, in the order of the groups.
+
+    Example:
+        >>> rates({"param_groups": [{"lr": 0.1}, {"lr": 1e-05}, {"lr": 0.1}]}), rates([])
+        ('0.1, 1e-05', 'of its own')
+    """
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    found = [group["lr"] for group in groups or () if isinstance(group, Mapping) and "lr" in group]
+    return ", ".join(dict.fromkeys(f"{float(rate):.4g}" for rate in found)) or "of its own"
 
 
 def _scheduled(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.training.capture import EXTRA_VERSIONS, model_state
-from dynaquant_core.training.fit import loads_plainly, misfits, require_fit
+from dynaquant_core.training.capture import CLASSES, EXTRA_VERSIONS, model_state
+from dynaquant_core.training.classes import require_same_class
+from dynaquant_core.training.fit import misfits, own_ways, require_fit
+from dynaquant_core.training.forms import with_counters, with_functions, without_functions
 from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
-from dynaquant_core.training.optimizers import by_number, scheduled_as_now
+from dynaquant_core.training.optimizers import (
+    by_number,
+    rates,
+    require_kind,
+    scheduled_as_now,
+    scheduled_as_stored,
+)
 from dynaquant_core.training.rng import own_rank, put_rng_back, require_rng
 from dynaquant_core.training.subject import Subject, full_name, named, own_state
 from dynaquant_core.training.versions import as_state_dict
@@ -27,7 +36,7 @@ __all__ = ["put_back"]
 logger = logging.getLogger(__name__)
 
 #: What a checkpoint holds beside the states of a run's objects.
-BESIDE = frozenset({"step", "versions", EXTRA_VERSIONS, "rng"})
+BESIDE = frozenset({"step", "versions", CLASSES, EXTRA_VERSIONS, "rng"})
 
 
 def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] = ()) -> None:
@@ -39,7 +48,9 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
         subject: the run to restore.
         tree: the loaded state; its tensors become the optimizer's own, so they must be used nowhere else.
         fresh: names (`full_name`) of schedulers, scaler and extra that stay as they are if the checkpoint
-            has none, with a line in the log.  Where a scheduler stays, so do the learning rates it has set.
+            has none, or one of another kind, with a line in the log.  Where a scheduler stays, so do the
+            learning rates it has set, unless it sets none when it is made (`ReduceLROnPlateau`) or another of
+            its optimizer is restored.
 
     Raises:
         StateMismatchError: names, shapes, dtypes or kinds differ, or the checkpoint lacks what the run needs;
@@ -50,9 +61,12 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
     new = [name for name in _names(subject) if not _holds(tree, *name)]
     models = _models(subject, tree)
     _require_allowed(new, tree, fresh)
-    optimizers = _optimizers(subject, tree, new)
-    schedules = [*_others(subject, tree, "scheduler"), *_others(subject, tree, "scaler")]
-    extra = _others(subject, tree, "extra")
+    other = [
+        name for name in _names(subject) if full_name(*name) in fresh and _is_another(subject, tree, *name)
+    ]
+    optimizers = _optimizers(subject, tree, new + other)
+    schedules = [step for part in ("scheduler", "scaler") for step in _others(subject, tree, part, other)]
+    extra = _others(subject, tree, "extra", other)
     if "rng" in tree:
         require_rng(tree["rng"])
     _load_or_undo(schedules)
@@ -62,6 +76,7 @@ def put_back(subject: Subject, tree: Mapping[str, Any], fresh: Collection[str] =
         put_rng_back(tree["rng"])
         _say_whose_streams(tree["rng"].get("rank"))
     _say("not in the checkpoint, and begun as they are: %s", [full_name(*name) for name in new])
+    _say("of another kind in the checkpoint, and begun as they are: %s", [full_name(*name) for name in other])
     _say("in the checkpoint and not restored, for lack of an object: %s", list(_left_out(subject, tree)))
 
 
@@ -78,10 +93,12 @@ def _load(step: _Step) -> None:
     try:
         step.item.load_state_dict(step.state)
     except Exception as error:
-        raise StateMismatchError(
+        refusal = StateMismatchError(
             f"{step.what} refused its stored state ({type(error).__name__}: {error}); the run is restored in "
             f"part only and must not be trained on."
-        ) from error
+        )
+        refusal.in_part = True
+        raise refusal from error
 
 
 def _load_or_undo(steps: list[_Step]) -> None:
@@ -104,7 +121,8 @@ def _models(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
     stored = _parts(tree, "model", subject.models)
     found = []
     for name, model in subject.models.items():
-        found += misfits(f"{name}." if name else "", model_state(model), stored[name])
+        prefix = f"{name}." if name else ""
+        found += misfits(prefix, model_state(model), stored[name], beyond=own_ways(model))
     require_fit("the model", found)
     versions = dict.fromkeys(subject.models)  # checkpoints from before they were stored
     if "versions" in tree:
@@ -125,24 +143,92 @@ def _optimizers(subject: Subject, tree: Mapping[str, Any], new: list[tuple[str, 
         return []
     names = parameter_names(subject.models)
     stored = _parts(tree, "optimizer", subject.optimizers)
-    begun = [item for name, item in named(subject.scheduler).items() if ("scheduler", name) in new]
+    schedulers = {("scheduler", name): item for name, item in named(subject.scheduler).items()}
     steps = []
     for name, optimizer in subject.optimizers.items():
         what = _called("optimizer", name)
         state = by_number(stored[name], optimizer, names, what)
-        unsaid = optimizer if len(stored) == 1 else None  # a wrapper need not say whose scheduler it holds
-        if any(getattr(item, "optimizer", unsaid) is optimizer for item in begun):
-            state = scheduled_as_now(state, optimizer)
+        require_same_class(_class_in(tree, "optimizer", name), optimizer, what, "optimizer")
+        own = {
+            key: item for key, item in schedulers.items() if _drives(item, optimizer, alone=len(stored) == 1)
+        }
+        begun = [item for key, item in own.items() if key in new]
+        if begun:
+            state = _scheduled(what, state, optimizer, begun, others=len(own) > len(begun))
         steps.append(_Step(what, optimizer, state))
     return steps
 
 
-def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]:
+def _drives(scheduler: Any, optimizer: Optimizer, *, alone: bool) -> bool:
+    """Whether a scheduler is of this optimizer, ``alone`` in the run: a wrapper need not say whose it is."""
+    held = getattr(scheduler, "optimizer", optimizer if alone else None)
+    return held is not None and any(held is one for one in (optimizer, getattr(optimizer, "optimizer", None)))
+
+
+def _scheduled(what: str, state: Any, optimizer: Optimizer, begun: list[Any], *, others: bool) -> Any:
+    """The state with the learning rates that the run goes on with, where schedulers begin anew.
+
+    Args:
+        what: the optimizer is called in the log.
+        state: the stored one.
+        optimizer: that will load it.
+        begun: its schedulers that begin as they are.
+        others: whether more of its schedulers are restored.
+    """
+    has_set = not all(isinstance(getattr(item, "scheduler", item), ReduceLROnPlateau) for item in begun)
+    if has_set and not others:
+        state = scheduled_as_now(state, optimizer)
+        logger.warning("%s goes on at learning rate %s, as its new scheduler has it", what, rates(state))
+    else:
+        state = scheduled_as_stored(state, optimizer)
+        logger.warning("%s goes on at learning rate %s, that of the checkpoint", what, rates(state))
+    return state
+
+
+def _class_in(tree: Mapping[str, Any], part: str, name: str) -> Any:
+    """What `class_of` gave when the state was saved; None in checkpoints from before it was stored."""
+    said = tree.get(CLASSES)
+    return said.get(full_name(part, name)) if isinstance(said, Mapping) else None
+
+
+def _require_kind(tree: Mapping[str, Any], part: str, name: str, item: Any, state: Any, own: Any) -> None:
+    """Refuses another kind of scheduler's state, or optimizer's in extra; ``own`` is what the object says."""
+    where, full = _called(part, name), full_name(part, name)
+    if part == "scheduler" or isinstance(item, LRScheduler):
+        require_same_scheduler(state, without_functions(own), where, full)
+    elif isinstance(item, Optimizer):
+        require_kind(state, item, own, where, full)
+    else:
+        return
+    require_same_class(_class_in(tree, part, name), item, where, full)
+
+
+def _is_another(subject: Subject, tree: Mapping[str, Any], part: str, name: str) -> bool:
+    """Whether the checkpoint holds another kind's state for an object."""
+    if not _holds(tree, part, name):
+        return False
+    item = subject.others[part][name]
+    own, stored = own_state(item, _called(part, name)), _parts(tree, part, {name: item})[name]
+    try:
+        _require_kind(tree, part, name, item, stored, own)
+    except StateMismatchError:
+        return True
+    return False
+
+
+def _others(
+    subject: Subject, tree: Mapping[str, Any], part: str, other: Collection[tuple[str, str]]
+) -> list[_Step]:
     """Those that the checkpoint holds; a scaler that was off when it was saved has nothing to give back.
 
-    What has a ``check_state_dict`` is asked before anything is touched.
+    Those in ``other`` begin as they are.  What has a ``check_state_dict`` is asked before anything is
+    touched.
     """
-    objects = {name: item for name, item in subject.others[part].items() if _holds(tree, part, name)}
+    objects = {
+        name: item
+        for name, item in subject.others[part].items()
+        if _holds(tree, part, name) and (part, name) not in other
+    }
     stored = _parts(tree, part, objects) if objects else {}
     steps = []
     for name, item in objects.items():
@@ -150,13 +236,16 @@ def _others(subject: Subject, tree: Mapping[str, Any], part: str) -> list[_Step]
             continue
         what = _called(part, name)
         own = own_state(item, what)
-        state = _with_counters(stored[name], own)
-        if part == "scheduler":
-            require_same_scheduler(state, own, what)
+        state = with_counters(stored[name], own)
+        _require_kind(tree, part, name, item, state, own)
+        if part == "scheduler" or isinstance(item, LRScheduler):
+            state = with_functions(state, own)
+        elif isinstance(item, Optimizer):
+            state = by_number(state, item, {}, what)
         if hasattr(item, "check_state_dict"):
             _ask(what, item, state)
-        elif isinstance(item, nn.Module) and loads_plainly(item):
-            require_fit(what, misfits("", own, state, what))
+        elif isinstance(item, nn.Module):
+            require_fit(what, misfits("", own, state, what, own_ways(item, canonical=False)))
         if part == "extra" and isinstance(item, nn.Module) and isinstance(state, Mapping):
             versions = tree.get(EXTRA_VERSIONS)
             said = versions.get(name) if isinstance(versions, Mapping) else None
@@ -227,18 +316,6 @@ def _parts(tree: Mapping[str, Any], part: str, objects: Mapping[str, Any]) -> di
             f"the checkpoint holds no {part} named {', '.join(map(repr, missing))}; nothing was restored."
         )
     return {name: tree[part][name] for name in objects}
-
-
-def _with_counters(stored: Any, own: Any) -> Any:
-    """The stored state with counters where the object's own state has them."""
-    if isinstance(own, Counter):
-        return Counter(stored)
-    if isinstance(stored, dict) and isinstance(own, Mapping):
-        kind = OrderedDict if isinstance(stored, OrderedDict) else dict
-        return kind((key, _with_counters(value, own.get(key))) for key, value in stored.items())
-    if isinstance(stored, list) and isinstance(own, list) and len(stored) == len(own):
-        return [_with_counters(*pair) for pair in zip(stored, own, strict=True)]
-    return stored
 
 
 def _left_out(subject: Subject, tree: Mapping[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ def rng_state() -> dict[str, Any]:
     """Where every global random stream stands, as a tree of numbers, arrays and tensors.
 
     CUDA streams are included once CUDA is in use; asking never starts it.  Generators that a user
-    made are the user's own (`extra` of the Checkpointer takes them).
+    made are the user's own (`extra` of the Checkpointer takes torch's, NumPy's and Python's).
 
     Returns:
         ``{"python", "numpy", "torch", "cuda"}``; about 10 kB.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dynaquant_core.errors import DynaQuantError, EvaluationError, StoreNotEmptyError
+from dynaquant_core.errors import DynaQuantError, EvaluationError, StateMismatchError, StoreNotEmptyError
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.answer import Answer
@@ -33,7 +33,8 @@ class Saves:
         step: of the last save that came to the worker, or of the checkpoint that was put back since.
         moved: whether this object was told of a step, or to save, since it was made or put back.  One that
             was not knows of no step that its weights are of: under DDP that is every rank but the saving one.
-        misfit: the folder's checkpoints could not be put back, or in part only: it is not this run's.
+        misfit: a checkpoint of the folder was put back in part only, or could not be, and nothing else says
+            that the folder is this run's.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Saves:
         self.step: int | None = None
         self.moved = False
         self.misfit = False
+        self._own = False  # this object has saved into the folder, or restored from it
         self._store = store
         self._saver = saver
         self._worker = worker
@@ -81,9 +83,26 @@ class Saves:
             try:
                 self._saver.save(step, threshold)
             except EvaluationError:  # an exact checkpoint is there
-                self.step = step
+                self.step, self._own = step, True
                 raise
-            self.step = step
+            self.step, self._own = step, True
+
+    def restored(self, step: int | None) -> None:
+        """Tells that a checkpoint was put back; None: there was none yet."""
+        self.misfit, self._own = False, self._own or step is not None
+        # A save of the same step in another life is another one; what was asked for in there adds nothing.
+        self.step, self.moved = step, self.moved and step is None
+
+    def not_restored(self, error: BaseException) -> None:
+        """Tells that a restore has failed.
+
+        A checkpoint that does not fit was loaded, which alone would give the right to write here; any other
+        error of ours comes before that.  One that is not ours (Ctrl-C) may have come in the midst of it.
+        """
+        if isinstance(error, StateMismatchError):
+            self.misfit = self.misfit or error.in_part or not self._own
+        elif not isinstance(error, DynaQuantError):
+            self.misfit = True
 
     def answer(self, step: int, save: Callable[[], None], *, last: bool = False) -> bool:
         """Saves if a signal has asked for it (`Answer.give`); whether one has.
@@ -99,13 +118,6 @@ class Saves:
         self.moved = True
         saved = self.step == step  # perhaps within a tighter threshold
         return self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
-
-    def put_back(self, step: int | None) -> None:
-        """Tells that the checkpoint of a step is in the run again; None: there was none.
-
-        A save of the same step in another life is another one; what was asked for in here adds nothing.
-        """
-        self.step, self.moved = step, self.moved and step is None
 
     def look_ahead(self) -> None:
         """Says what every save would refuse of the folder, hours before the first is due.

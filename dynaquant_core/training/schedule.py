@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from dynaquant_core.errors import ConfigError
 
 __all__ = ["Schedule", "StepSchedule", "TimeSchedule", "parse_every"]
@@ -127,8 +129,8 @@ def parse_every(every: int | str) -> Schedule:
         >>> parse_every("30min").seconds
         1800.0
     """
-    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
-        return StepSchedule(every)
+    if isinstance(every, (int, np.integer)) and not isinstance(every, bool) and every >= 1:
+        return StepSchedule(int(every))
     seconds = _seconds(every) if isinstance(every, str) else 0.0
     if seconds <= 0:
         raise ConfigError(

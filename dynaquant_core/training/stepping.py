@@ -10,11 +10,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 from torch.optim import Optimizer
 
-from dynaquant_core.hooks import OwnedHooks, untraced
+from dynaquant_core.hooks import OwnedHooks, has_hooks, untraced
 
 __all__ = ["Stepping"]
 
@@ -46,19 +47,25 @@ class Stepping:
         self._waiting: list[Save] = []
         me = weakref.ref(self)
         begins, ends = untraced(_telling(me, begins=True)), untraced(_telling(me, begins=False))
-        handles = [optimizer.register_step_pre_hook(begins) for optimizer in optimizers]
-        handles += [optimizer.register_step_post_hook(ends) for optimizer in optimizers]
+        seen = [optimizer for optimizer in optimizers if has_hooks(optimizer)]
+        # A wrapper without hooks may have more to do when the step of the one that it wraps has ended.
+        self._silent = [weakref.ref(optimizer) for optimizer in optimizers if not has_hooks(optimizer)]
+        handles = [optimizer.register_step_pre_hook(begins) for optimizer in seen]
+        handles += [optimizer.register_step_post_hook(ends) for optimizer in seen]
         self._hooks = OwnedHooks(self, handles)
 
     @property
     def under_way(self) -> bool:
         """Whether a step has begun that has not ended, not even in an error: its frame is still there."""
-        frame = None if self._inside is None else sys._current_frames().get(self._inside)
-        while frame is not None:
-            if isinstance(frame.f_locals.get("self"), Optimizer):
-                return True
-            frame = frame.f_back
-        return False
+        frames = sys._current_frames()
+        if self._inside is not None and _any_below(frames.get(self._inside), _is_optimizer):
+            return True
+        silent = [optimizer() for optimizer in self._silent]
+
+        def is_silent(one: object) -> bool:
+            return one is not None and any(one is optimizer for optimizer in silent)
+
+        return bool(silent) and any(_any_below(frame, is_silent) for frame in frames.values())
 
     def postpone(self, save: Save) -> None:
         """Keeps a save for when the step is complete."""
@@ -88,6 +95,19 @@ class Stepping:
     def tell(self, *, begins: bool) -> None:
         """Tells that a step begins or has ended, on this thread."""
         self._inside = threading.get_ident() if begins else None
+
+
+def _any_below(frame: FrameType | None, found: Callable[[object], bool]) -> bool:
+    """Whether a method of such an object runs in a frame, or in one that has called it."""
+    while frame is not None:
+        if found(frame.f_locals.get("self")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_optimizer(one: object) -> bool:
+    return isinstance(one, Optimizer)
 
 
 def _telling(stepping: weakref.ref[Stepping], *, begins: bool) -> Callable[..., None]:

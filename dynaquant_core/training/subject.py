@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import ConfigError, DynaQuantError, StateMismatchError
+from dynaquant_core.training.streams import stateful
 
 __all__ = ["Stateful", "Subject", "full_name", "named", "own_state", "require_parts"]
 
@@ -38,7 +39,7 @@ class Subject:
         optimizer: None, an optimizer, or name -> optimizer.
         scheduler: None, an object with ``state_dict`` and ``load_state_dict``, or name -> object.
         scaler: None, or a gradient scaler.
-        extra: name -> object with ``state_dict`` and ``load_state_dict``.
+        extra: name -> object with ``state_dict`` and ``load_state_dict``, or a random generator (`Stream`).
 
     Raises:
         ConfigError: something is not what it should be; says which.
@@ -54,7 +55,7 @@ class Subject:
     optimizer: Optimizer | Mapping[str, Optimizer] | None = None
     scheduler: Stateful | Mapping[str, Stateful] | None = None
     scaler: Stateful | None = None
-    extra: Mapping[str, Stateful] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require(self.models, nn.Module, "model", "it must be a torch.nn.Module")
@@ -63,6 +64,8 @@ class Subject:
             raise ConfigError(
                 f"extra is {type(self.extra).__name__}: it must be a mapping of name to object."
             )
+        if any(stateful(item) is not item for item in self.extra.values()):
+            object.__setattr__(self, "extra", {name: stateful(item) for name, item in self.extra.items()})
         needed = "it needs state_dict and load_state_dict"
         _require(named(self.scheduler), Stateful, "scheduler", needed)
         _require(named(self.scaler), Stateful, "scaler", needed)

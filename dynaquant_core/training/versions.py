@@ -11,7 +11,7 @@ of one that counts batches (torch's normalisations).  So for most models it hold
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -23,6 +23,9 @@ from dynaquant_core.training.names import canonical_keys, canonical_name
 __all__ = ["as_state_dict", "versions_of"]
 
 VERSION = "version"
+
+#: What activation checkpointing puts into the path of a module and not into the names of its tensors.
+CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
 def versions_of(model: nn.Module, state: Any, *, canonical: bool = True) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def as_state_dict(
 
     Args:
         model: the one that will load it, wrapped or not.
-        stored: tensors by canonical name, those of the model.
+        stored: tensors by canonical name, those of the model; a module may make others as it loads.
         canonical: as they were stored; else the names are as they are.
         versions: what `versions_of` gave when they were saved.  Anything but a mapping: the checkpoint is
             from before it was stored, and each module is taken to have had the version that it has now.
@@ -76,7 +79,7 @@ def as_state_dict(
         >>> dict(as_state_dict(model, model.state_dict(), {"": 3})._metadata)
         {'': {'version': 3}}
     """
-    keys = canonical_keys(model) if canonical else {name: name for name in stored}
+    keys = _keys(model, stored) if canonical else {name: name for name in stored}
     state = OrderedDict((keys[name], value) for name, value in stored.items())
     metadata = getattr(model.state_dict(), "_metadata", None)
     if metadata is None:
@@ -87,6 +90,25 @@ def as_state_dict(
             said.update(was if isinstance(was, Mapping) else {VERSION: was})
     state._metadata = metadata  # type: ignore[attr-defined]
     return state
+
+
+def _keys(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """The model's own key of each canonical name; of one that it lacks, below the module of the same path."""
+    keys = canonical_keys(model)
+    lacking = [name for name in names if name not in keys]
+    if lacking:
+        modules = {canonical_name(model, path): path for path, _ in model.named_modules() if path}
+        paths = {canonical: _as_in_names(path) for canonical, path in ({"": ""} | modules).items()}
+        for name in lacking:
+            parts = name.split(".")
+            at = next(at for at in range(len(parts) - 1, -1, -1) if ".".join(parts[:at]) in paths)
+            path = paths[".".join(parts[:at])]
+            keys[name] = ".".join([path, *parts[at:]] if path else parts[at:])
+    return keys
+
+
+def _as_in_names(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part != CHECKPOINTED)
 
 
 def _by_path(model: nn.Module, metadata: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,7 @@ class Worker(Generic[Result]):
     def __init__(self, place: str | os.PathLike[str]) -> None:
         self._place = os.path.realpath(place)
         self._process = os.getpid()
-        self._running: threading.Event | None = None  # set when it ends
+        self._running: _End | None = None
         self._result: Result | None = None
         self._fresh_error: BaseException | None = None
         self._first_error: BaseException | None = None
@@ -52,7 +52,7 @@ class Worker(Generic[Result]):
     def busy(self) -> bool:
         """Whether a job is running."""
         mine = self._process == os.getpid()  # a forked child has no such thread
-        return mine and self._running is not None and not self._running.is_set()
+        return mine and self._running is not None and not self._running.told
 
     @property
     def result(self) -> Result | None:
@@ -67,10 +67,10 @@ class Worker(Generic[Result]):
                 is not started.
         """
         self.wait()
-        ended = threading.Event()
-        self._process, self._running = os.getpid(), ended
+        end = _End()
+        self._process, self._running = os.getpid(), end
         try:
-            in_background(partial(self._run, job, ended), "dynaquant-save", ended.set)
+            in_background(partial(self._run, job, end), "dynaquant-save", end.tell)
         except RuntimeError as error:
             raise SaveError(
                 f"the checkpoint was not written, as no thread could be started for it ({error}); "
@@ -111,11 +111,11 @@ class Worker(Generic[Result]):
             self._await()
 
     def _await(self) -> None:
-        """An event, as `Thread.join` forgets its thread where a signal raises in it."""
+        """Not `Thread.join`, which forgets its thread where a signal raises in it."""
         if self.busy and self._running is not None:
             self._running.wait()
 
-    def _run(self, job: Callable[[], Result], ended: threading.Event) -> None:
+    def _run(self, job: Callable[[], Result], end: _End) -> None:
         try:
             self._result = job()
         except BaseException as error:  # noqa: BLE001 - carried to the calling thread, never dropped
@@ -123,7 +123,35 @@ class Worker(Generic[Result]):
             self._fresh_error = error
             self._first_error = self._first_error or error
         finally:
-            ended.set()
+            end.tell()
+
+
+class _End:
+    """The end of one job.  A signal's handler may wait for it also where it has come into such a wait.
+
+    `threading.Event` has a lock that the handler would wait for, and the job's thread too, for ever: the one
+    who holds it is the handler's own thread.
+
+    Attributes:
+        told: whether the job has ended.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def tell(self) -> None:
+        """Tells that the job has ended."""
+        if not self.told:
+            self.told = True  # before the lock is free: whoever holds it from then on keeps nobody waiting
+            self._lock.release()
+
+    def wait(self) -> None:
+        """Waits until it has."""
+        while not self.told:
+            if self._lock.acquire(timeout=1.0):  # one that was interrupted may have kept it
+                self._lock.release()
 
 
 def await_all(place: str | os.PathLike[str]) -> None:

@@ -26,6 +26,7 @@ from dynaquant_accelerate.tracking import Tracking
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns
+from dynaquant_core.plugins.agreement import on_all_ranks
 from dynaquant_core.plugins.meeting import Meeting
 from dynaquant_core.plugins.refusal import is_refusal
 
@@ -116,17 +117,18 @@ class Installed:
         if not run.enabled:
             return None
         if meeting.together:
-            self._naming.clear_the_way()
             steps.agree(meeting.step)
         step = steps.done
         self._watch()  # what was prepared or registered since belongs to it
         try:
-            place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
+            with self._with_all(meeting):
+                self._naming.clear_the_way()
+            with self._naming.numbered_together(), self._with_all(meeting):
+                place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
         except (OSError, RuntimeError) as error:
             return self._refused(error)
         tree = state_of(self._accelerator, models, written, step)
         if meeting.together:  # a process that saves alone, or comes too late, has nobody to wait for
-            self._accelerator.wait_for_everyone()  # every file of every process is there
             run.choose(step, tree)  # from here on nobody waits: where one cannot measure, the others leave
         if self._accelerator.is_main_process:
             run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
@@ -179,6 +181,25 @@ class Installed:
         with ExitStack() as last:
             last.callback(self._run.close)
             self._steps.close()
+
+    @contextmanager
+    def _with_all(self, meeting: Meeting) -> Iterator[None]:
+        """What fails inside all hear of, and every file is there at its end; one alone waits for nobody."""
+        if not meeting.together:
+            yield
+            return
+        with on_all_ranks(meeting.step), self._everyone():
+            yield
+
+    @contextmanager
+    def _everyone(self) -> Iterator[None]:
+        """Waits at its end for all processes, failed or not, however long: then every file is there."""
+        try:
+            yield
+        except Exception:
+            self._accelerator.wait_for_everyone()
+            raise
+        self._accelerator.wait_for_everyone()
 
     def _watch(self) -> None:
         """Watches what is prepared and registered now."""

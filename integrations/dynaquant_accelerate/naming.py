@@ -115,7 +115,17 @@ class Naming:
         target = self.parent / f"checkpoint_{self._accelerator.save_iteration}"
         if self.automatic and self._accelerator.is_main_process and is_unfinished(target):
             shutil.rmtree(target)
-        self._accelerator.wait_for_everyone()
+
+    @contextmanager
+    def numbered_together(self) -> Iterator[None]:
+        """A save that fails inside takes no number: on another process it may have got so far as to."""
+        project = self._accelerator.project_configuration
+        before = project.iteration
+        try:
+            yield
+        except BaseException:
+            project.iteration = before
+            raise
 
     def go_on_after(self, folder: Path) -> None:
         """Lets the numbers go on after the checkpoint that was loaded, and after those that came after it."""

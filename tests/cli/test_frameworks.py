@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynaquant_core.files import save_file
 from dynaquant_core.plugins import PluginOptions, PluginRun
 from dynaquant_core.store.exporters import taken
 from tests.cli.test_look import flip
@@ -56,6 +57,14 @@ def test_log_lists_every_checkpoint_with_its_folder(shell: Shell, original: Path
     ]
     assert [entry["base_step"] for entry in told["checkpoints"]] == [None, 10, 20]
     assert told["disk"]["linked"] < told["disk"]["copied"] / 2
+
+
+def test_a_file_beside_the_checkpoints_hides_none_of_them(shell: Shell, output: Path, tmp_path: Path) -> None:
+    """`save_file(model, output / "final.dq")` is a likely end of a run."""
+    save_file({"w": torch.ones(3)}, output / "final.dq")
+    assert shell("log", output, "--json").json()["checkpoints"][-1]["step"] == 30
+    assert shell("verify", output).status == 0
+    assert shell("export", output, "-o", tmp_path / "out.pt").status == 0
 
 
 def test_log_of_one_folder_lists_what_it_stands_on(shell: Shell, original: Path) -> None:

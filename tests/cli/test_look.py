@@ -11,15 +11,18 @@ import sys
 import termios
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dynaquant_core.cli.diff import Movement, movement
 from dynaquant_core.cli.output import plain, share, size, times
+from dynaquant_core.files import save_file
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.training.checkpointer import Checkpointer
 from tests.cli.words import Shell, checkpoint_files
+from tests.format.samples import resealed
 
 
 def flip(path: Path) -> None:
@@ -73,6 +76,44 @@ def test_log_has_a_column_of_stale_only_where_one_is_known(
 def test_a_record_of_stale_that_is_none_is_left_out(lost: object) -> None:
     base = CheckpointInfo(1, 1, "key", None, "exact", {}, 1, 1, {}, report={"movement_lost": lost})
     assert base.stale is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("quality", 5),
+        ("quality", {"search": "x", "reference": ["l"]}),
+        ("degradation", "x"),
+        ("degradation", ["l"]),
+        ("degradation", True),
+        ("met", "x"),
+        ("met", ["l"]),
+        ("evaluations", {"a": 1}),
+        ("evaluations", -4),
+        ("seconds", 5),
+        ("seconds", {"held": "x", "draft": 2.5}),
+        ("seconds", {"held": None}),
+    ],
+)
+def test_a_record_that_is_of_another_type_is_left_out(
+    shell: Shell, store: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    """What a search recorded is a matter of information; the tensors are there as ever."""
+    (first, *_) = checkpoint_files(store)
+
+    def change(document: dict[str, Any]) -> None:
+        document["meta"]["report"] = {"quality": {"reference": 1.0, "search": 1.0}, key: value}
+
+    first.write_bytes(resealed(first.read_bytes(), change))
+    for words in (("log", first), ("show", first), ("show", first, "--json"), ("show", first, "--tensors")):
+        assert shell(*words).status == 0
+    told = shell("show", first, "--json").json()
+    nothing = {"evaluations": 0, "seconds": {"draft": 2.5} if "2.5" in str(value) else {}}
+    assert key == "quality" or told[key] == nothing.get(key)
+    out = tmp_path / "best.pt"
+    best = shell("export", first, "--best", "-o", out)
+    assert "without" in best.error() if key == "quality" else best.status == 0
+    assert shell("export", first, "-o", out).status == 0
 
 
 def test_log_says_what_was_passed_over(shell: Shell, store: Path) -> None:
@@ -133,6 +174,33 @@ def test_a_single_file_of_a_store_can_be_shown(shell: Shell, looked_at: Path, in
     assert shell("show", path, "--json").json()["step"] == (10, 20, 30)[index]
     assert len(shell("log", path, "--json").json()["checkpoints"]) == 1
     assert shell("verify", path).status == 0
+
+
+@pytest.mark.parametrize("kind", ["key", "delta", "alone"])
+def test_a_link_to_a_file_is_read_as_the_file(
+    shell: Shell, looked_at: Path, tmp_path: Path, kind: str
+) -> None:
+    """`latest.dq` beside a store is usual; what a delta builds on lies where the link leads."""
+    target = checkpoint_files(looked_at)[kind == "delta"]
+    if kind == "alone":
+        target = tmp_path / "model.dq"
+        save_file({"w": torch.randn(64, 64)}, target)
+    (tmp_path / "first").symlink_to(target)
+    (tmp_path / "latest.dq").symlink_to("first")
+    step = shell("show", target, "--json").json()["step"]
+    for words in (
+        ("log",),
+        ("show",),
+        ("show", "--tensors"),
+        ("verify",),
+        ("verify", "--deep"),
+        ("diff", step, step),
+        ("export", "-o", tmp_path / "out.pt"),
+    ):
+        outcome = shell(words[0], tmp_path / "latest.dq", *words[1:])
+        assert outcome.status == 0, (words, outcome.err)
+    (tmp_path / "nowhere.dq").symlink_to("gone")
+    assert "nowhere.dq" in shell("show", tmp_path / "nowhere.dq").error()
 
 
 def test_diff_tells_what_moved(shell: Shell, looked_at: Path) -> None:

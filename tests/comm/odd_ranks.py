@@ -107,6 +107,30 @@ class Rank:
                     received[place] += 0.0 if parameter.grad is None else first(parameter.grad)
         return [given, received, [first(state.residual(name)) for name in "ab"]]
 
+    def run_out(self):
+        """Rank 0 has no batch left when the others begin; they hold the same weights, or each its own."""
+        return {which: self._run_out(which) for which in ("alike", "apart")}
+
+    def _run_out(self, which):
+        """What was refused, and how many steps were taken."""
+        model = DistributedDataParallel(Two())
+        two_bit.register(model, 0.5)
+        if which == "apart":
+            model.module.a.detach().add_(self.rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        taken = 0
+
+        def work():
+            nonlocal taken
+            with model.join():
+                for _ in range(3 if self.rank else 0):
+                    optimizer.zero_grad()
+                    model(full(0.7), full(-0.3)).backward()
+                    optimizer.step()
+                    taken += 1
+
+        return [refusal(work), taken]
+
     def scaler_of_one(self):
         """Only rank 0 has a scaler."""
         scaler = torch.amp.GradScaler("cpu") if self.rank == 0 else None

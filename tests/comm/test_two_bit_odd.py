@@ -41,6 +41,16 @@ def test_ranks_with_less_data_join_and_nothing_is_lost(two, used):
         assert received[1][place] + sum(own[place] for own in held) == pytest.approx(everything, abs=1e-5)
 
 
+def test_a_rank_that_has_run_out_of_data_is_not_compared_and_the_others_are(tmp_path):
+    """It takes no steps, so its weights stay behind until `join` ends."""
+    found = play(RANKS, tmp_path, 3, "run_out")["run_out"]
+    assert [record["alike"] for record in found] == [[None, 0], [None, 3], [None, 3]]
+    for refused, taken in (record["apart"] for record in found):
+        assert refused[0] == "StateMismatchError"
+        assert "ranks [2] hold other weights than rank 1" in refused[1]
+        assert taken == 0
+
+
 def test_a_scaler_on_one_rank_alone_is_refused_on_all(two):
     for name, text in two["scaler_of_one"]:
         assert name == "StateMismatchError"

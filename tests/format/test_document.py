@@ -67,7 +67,8 @@ def test_limits(text):
     table = dict(re.findall(r"^\| (.*?) \| (.*?)(?: \[.*)? \|$", text, re.MULTILINE))
     assert table["index, decompressed"] == f"{limits.MAX_INDEX_BYTES >> 20} MiB"
     assert eval_power(table["commas and opening brackets of the index"]) == limits.MAX_INDEX_NODES
-    assert int(table["digits of a number"]) == limits.MAX_INT_DIGITS
+    pair = [int(word) for word in table["digits of a number; bits of one in `meta`"].split("; ")]
+    assert pair == [limits.MAX_INT_DIGITS, limits.MAX_META_BITS]
     pair = [eval_power(word) for word in table["tensors; streams"].split("; ")]
     assert pair == [limits.MAX_TENSORS, limits.MAX_STREAMS]
     pair = [

@@ -3,7 +3,8 @@
 ``python -m tests.memory.samo_restored_ranks STORE RANK RANKS OUT ACT...``; ACT says what the ranks restore:
 ``first`` (rank 0 alone does), ``steps`` (others than each other), ``masks`` (rank 0 alone, and other masks
 than the ranks drew), ``moments`` (one checkpoint, but rank 1 without its moments), ``shared`` (one
-checkpoint, as docs/samo.md says) or ``nothing``.
+checkpoint, as docs/samo.md says) or ``nothing``.  After "later " rank 0 alone restores when all have trained
+together: ``first``, ``masks``, or ``weights`` (into the model alone).
 """
 
 from __future__ import annotations
@@ -49,8 +50,14 @@ class Pair:
 
 def restored(act, folder, rank):
     """A pair that has restored what its rank restores in this act."""
+    act, later = act.removeprefix("later "), act.startswith("later ")
     pair = Pair(seed=7 if act == "masks" else 0)
-    if act == "moments":
+    if later:
+        pair.train(4, 8)
+    if act == "weights":
+        if rank == 0:
+            pair.model.load_state_dict(dq.CheckpointStore(folder / "run").load(8)["model"])
+    elif act == "moments":
         tree = dq.CheckpointStore(folder / "run").load(8)
         if rank == 1:
             tree["optimizer"]["state"] = {}

@@ -64,12 +64,50 @@ def restored(rank, which):
     return {"said": None, "digest": digest(model.module, optimizer)}
 
 
+def midway(rank, which):
+    """After two steps together: ``later``, rank 0 alone loads what it was; or ranks draw from another seed.
+
+    ``seeds``: each from its own, ``seed``: all from one, ``reseeded``: rank 0 alone.
+    """
+    model = DistributedDataParallel(mlp())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with smaq.apply(model, optimizer, reuse=1) as handle:
+        kept = copy.deepcopy(handle.state_dict())
+        for step in range(2):
+            train(model, optimizer, rows(10 * step + rank))
+        if which == "later" and rank == 0:
+            handle.load_state_dict(kept)
+        elif which in ("seeds", "seed") or (which == "reseeded" and rank == 0):
+            handle.reseed(7 + rank if which == "seeds" else 7)
+        before = digest(model.module, optimizer)
+        try:
+            train(model, optimizer, rows(20 + rank))
+        except StateMismatchError as error:
+            return {"said": str(error), "untouched": digest(model.module, optimizer) == before}
+    return {"said": None, "digest": digest(model.module, optimizer)}
+
+
+def joined(rank, which):
+    """Rank 1 has no batches in the first of two epochs under `join`; weights before its end."""
+    model = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with smaq.apply(model, optimizer) as handle:
+        for epoch in range(2):
+            handle.reseed(epoch)
+            with model.join():
+                steps = range(0 if rank and not epoch else 3)
+                losses = [train(model, optimizer, rows(10 * step + rank)) for step in steps]
+                found = digest(model.module, optimizer)
+    return {"steps": len(losses), "digest": found}
+
+
 def main(store, rank, ranks, out, *acts):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=90)
     )
-    plays = {"ddp": life, "module": life, "one": restored, "all": restored}
+    plays = {"ddp": life, "module": life, "one": restored, "all": restored, "join": joined}
+    plays.update(dict.fromkeys(("later", "seeds", "seed", "reseeded"), midway))
     told = {act: plays[act](rank, act) for act in acts}
     Path(out).write_text(json.dumps(told), encoding="utf-8")
     dist.destroy_process_group()

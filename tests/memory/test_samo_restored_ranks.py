@@ -11,6 +11,9 @@ WRONG = {
     "steps": "weights, optimizer states",
     "masks": "masks, weights, optimizer states",
     "moments": "optimizer states",
+    "later first": "weights, optimizer states",
+    "later masks": "masks, weights, optimizer states",
+    "later weights": "weights",
 }
 
 

@@ -58,6 +58,11 @@ def crf(scores):
     return found.logsumexp(-1, keepdim=True)
 
 
+def tailed(maps):
+    """The first column far out, so that the levels for the others are far apart."""
+    return torch.where(torch.arange(maps.shape[1]) == 0, 50 * maps, maps)
+
+
 OPERATIONS = {
     "amax": lambda maps: maps.view(-1, 8, WIDTH).amax(1),
     "amin by keyword": lambda maps: torch.amin(input=maps.view(-1, 8, WIDTH), dim=1),
@@ -80,6 +85,15 @@ OPERATIONS = {
     "singular vectors": lambda maps: torch.linalg.svd(maps.view(-1, 4, 4)).U.reshape(-1, WIDTH),
     "arc sine": lambda maps: torch.asin(torch.tanh(3 * maps) * 0.999),
     "error function": lambda maps: torch.erfinv(torch.tanh(3 * maps) * 0.999),
+    "signed square": lambda maps: torch.copysign(maps * maps, maps),
+    "sign of others": lambda maps: maps.abs().copysign(maps.roll(1, 0)),
+    "lengths": lambda maps: torch.hypot(tailed(maps), tailed(maps).roll(1, 0))[:, 1:],
+    "tail of an error": lambda maps: torch.special.erfcx(20 * maps.abs() + 1),
+    "logarithm of a share": lambda maps: torch.special.log_ndtr(tailed(5 * maps)),
+    "Bessel, scaled": lambda maps: torch.special.i0e(20 * maps),
+    "Bessel of order one": lambda maps: torch.special.i1(tailed(maps / 5))[:, 1:],
+    "Bessel of order one, scaled": lambda maps: torch.special.i1e(20 * maps.abs()),
+    "pool of squares": lambda maps: functional.lp_pool1d(tailed(maps).abs() + 0.1, 2.0, 2)[:, 1:],
     "cross-entropy of bits": lambda maps: functional.binary_cross_entropy(
         torch.sigmoid(4 * maps), TARGETS, reduction="none"
     ),
@@ -89,6 +103,11 @@ OPERATIONS = {
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_gradients_come_through(name):
     """Packed each for itself, most of these gave NaN; a share through the maximum was lost without a word."""
+    if (
+        name == "by the range"
+        and "NotImplemented" in torch.ones(2, requires_grad=True).aminmax().min.grad_fn.name()
+    ):
+        pytest.skip("this torch has no derivative of aminmax")
     model, inputs = Through(OPERATIONS[name]), torch.randn(ROWS, 32)
     model(inputs)
     assert error(model, lambda run: run(inputs).square().mean()) < 0.2

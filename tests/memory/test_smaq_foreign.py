@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -81,6 +82,38 @@ def gradient(model, *batch, coded, compiled=False):
         assert handle.report()["saved"]["tensors"] >= 1, "what torch's own save is packed"
         handle.remove()
     return [one.grad for one in model.parameters()]
+
+
+class Sine(torch.autograd.Function):
+    """So written that `torch.vmap` makes one of its own of it, of which torch says that it is torch's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(maps):
+        return maps.sin()
+
+    @staticmethod
+    def setup_context(context, inputs, output):
+        context.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.saved_tensors[0].cos()
+
+
+def test_a_function_of_others_under_vmap_reads_what_it_saved():
+    def grown(coded):
+        torch.manual_seed(0)
+        first = nn.Linear(64, WIDTH)
+        model = nn.Sequential(first, nn.Tanh())
+        model[1].forward = torch.vmap(Sine.apply)
+        with smaq.apply(model, **ONLY_MAPS) if coded else nullcontext():
+            model(inputs).square().sum().backward()
+        return first.weight.grad
+
+    inputs = torch.randn(ROWS, 64)
+    assert torch.equal(grown(False), grown(True))
 
 
 @pytest.mark.filterwarnings("default:The .grad attribute")  # Dynamo asks maps between two graphs for it

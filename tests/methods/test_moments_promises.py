@@ -53,7 +53,7 @@ def test_minimal_keeps_the_direction_of_first_moments(states):
         cosine = torch.nn.functional.cosine_similarity(
             found[name].flatten(), states[-1][name].flatten(), dim=0
         )
-        assert cosine > 0.8
+        assert cosine > 0.7
 
 
 def test_sparse_keeps_all_movement_along_first_moments_in_a_few_elements(states):

@@ -9,7 +9,8 @@ import pytest
 from tests.gloo import Found, play
 from tests.plugins.uneven_ranks import LATE
 
-RANKS, ACTS = "tests.plugins.uneven_ranks", ("late", "zeros", "heavy", "ahead", "one_sided", "at_once")
+RANKS = "tests.plugins.uneven_ranks"
+ACTS = ("late", "zeros", "heavy", "ahead", "one_sided", "paged_out", "at_once")
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,9 @@ def test_all_ranks_hear_together_that_a_save_has_failed_in_the_background(found:
     assert early == "nothing"
     assert late.startswith("a checkpoint could not be written in the background")
     assert second["heard"] == ["nothing", f"rank 0 of 2: SaveError: {late}"]
+
+
+def test_a_rank_that_cannot_read_its_gradients_is_named_before_anybody_waits_for_it(found: Found) -> None:
+    (first,), (second,) = (rank["saves"] for rank in found["paged_out"])
+    assert first["heard"] == "SaveError: rank 1 of 2: OSError: the disk with the averages is gone"
+    assert "the disk with the averages is gone" in second["heard"]

@@ -29,6 +29,14 @@ SHORT, LATE = 2.0, 6.0
 HEAVY = 8 << 20
 
 
+class Gone(dict[str, Any]):
+    """What a parameter's state is read from, where the disk is gone that it lay on."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Reads it."""
+        raise OSError("the disk with the averages is gone")
+
+
 class Uneven(ranks.Rank):
     """A rank with more acts."""
 
@@ -169,6 +177,23 @@ class Uneven(ranks.Rank):
             run.close()
         os.environ.pop(DEADLINE)
         return found
+
+    def paged_out(self) -> list[dict[str, Any]]:
+        """An optimizer keeps its averages elsewhere, and rank 1 cannot read them; what each rank hears."""
+        optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
+        run = PluginRun(PluginOptions(evaluate=self.losses, threshold=0.05), framework="none")
+        run.watch(self.model, optimizer)
+        if self.rank == 1:
+            optimizer.state[self.model[0].weight] = Gone()
+        os.environ[DEADLINE] = str(ranks.DEADLINE)
+        heard = "nothing"
+        try:
+            run.choose(1, {"model": self.model.state_dict()})
+        except (DynaQuantError, OSError) as error:
+            heard = f"{type(error).__name__}: {error}"
+        os.environ.pop(DEADLINE)
+        distributed.barrier()
+        return [{"heard": heard}]
 
     def at_once(self) -> list[dict[str, Any]]:
         """A save and, before it is written, its load on every rank; then one on rank 0 alone."""

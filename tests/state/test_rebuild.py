@@ -55,6 +55,8 @@ BAD = [
     ["s", "O", ""],
     ["s", "<f4", "00"],
     ["s", "<U99999999999", ""],
+    ["s", "<U1", "ffffffff"],
+    ["s", ">U2", "0000006100110000"],
     ["N", "|O", [1]],
     ["N", "<f4", 3],
     ["N", "<f4", [-1]],
@@ -90,6 +92,17 @@ def test_raw_array_of_another_size_and_of_absurd_dimensions():
             unflatten(node, lambda name: torch.zeros(8, dtype=torch.uint8))
     with pytest.raises(CorruptFileError):
         unflatten(["N", ">f4", [2**62, 2**62, 0]], lambda name: torch.zeros(0, dtype=torch.uint8))
+
+
+def test_raw_text_of_what_is_no_letter():
+    """NumPy makes such an array and fails wherever somebody looks at it."""
+    for order, last in (("<", [0, 0, 17, 0]), (">", [0, 17, 0, 0])):
+        with pytest.raises(CorruptFileError, match="N"):
+            unflatten(
+                ["N", f"{order}U1", [2]], lambda name, last=last: torch.tensor([0, 0, 0, 0, *last]).byte()
+            )
+    letters = torch.tensor([0xFF, 0xFF, 16, 0, 0x61, 0, 0, 0], dtype=torch.uint8)
+    assert unflatten(["N", "<U1", [2]], lambda name: letters).tolist() == ["\U0010ffff", "a"]
 
 
 def test_depth_and_name_bombs():

@@ -175,6 +175,29 @@ def test_a_link_goes_on_pointing_to_what_is_written(tmp_path: Path, how: str) ->
     assert sorted(path.name for path in target.parent.iterdir()) == ["weights"]
 
 
+@pytest.mark.parametrize("how", ["save_file", "pt", "safetensors"])
+@pytest.mark.parametrize("kind", ["checkpoint", "pins.json", ".dynaquant.lock"])
+def test_nothing_of_a_store_is_written_over_through_a_link_either(
+    tmp_path: Path, how: str, kind: str
+) -> None:
+    """`latest.dq` beside a store is usual, and what builds on the checkpoint would go with it."""
+    filled(tmp_path / "store", (10, 20))
+    with CheckpointStore(tmp_path / "store") as store:
+        store.pin(10)
+    (tmp_path / "store" / ".dynaquant.lock").touch()
+    target = checkpoint_files(tmp_path / "store")[0] if kind == "checkpoint" else tmp_path / "store" / kind
+    before = target.stat().st_ino, target.read_bytes()
+    link, further = tmp_path / "latest.dq", tmp_path / "further.dq"
+    link.symlink_to(target.relative_to(tmp_path))
+    further.symlink_to(link)
+    write = {"save_file": dq.save_file, "pt": to_pt, "safetensors": to_safetensors}[how]
+    for path in (target, link, further):
+        with pytest.raises(dq.UnsafePathError, match="give another path"):
+            write({"other": torch.ones(3)}, path)
+    assert (target.stat().st_ino, target.read_bytes()) == before
+    assert not dq.CheckpointStore(tmp_path / "store").verify()
+
+
 def test_a_link_to_itself_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.dq").symlink_to(tmp_path / "model.dq")
     with pytest.raises(dq.UnsafePathError):

@@ -7,11 +7,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dynaquant_core as dq
 from dynaquant_core.format.layout import HEADER_BYTES, MAGIC
+from tests.format.samples import resealed
 from tests.store.kit import checkpoint_files, exact_store, filled, is_same, leftovers, small_state
 
 
@@ -85,6 +87,63 @@ def test_a_damaged_newest_falls_back_and_says_so(
     info = store.save(40, small_state(40))  # and training goes on from what was loaded
     assert (info.base_step, info.sequence) == (20, 4)
     assert is_same(exact_store(tmp_path).load(), small_state(40))
+
+
+LONG = ["i", "0x" + "f" * 5000]  # Python refuses to print it
+
+
+def a_letter_that_is_none(document: dict[str, Any]) -> None:
+    document["tree"]["note"] = ["s", "<U1", "ffffffff"]
+
+
+def a_step_of_thousands_of_digits(document: dict[str, Any]) -> None:
+    document["meta"]["step"] = LONG
+
+
+def a_base_of_thousands_of_digits(document: dict[str, Any]) -> None:
+    document["meta"]["base"] = ["l", LONG]
+
+
+def a_setting_of_thousands_of_digits(document: dict[str, Any]) -> None:
+    document["meta"]["parts"]["exact"]["config"] = {"bins": LONG}
+
+
+def a_report_of_thousands_of_digits(document: dict[str, Any]) -> None:
+    document["meta"]["report"] = {"degradation": LONG}
+
+
+CRAFTED = [
+    a_letter_that_is_none, a_step_of_thousands_of_digits, a_base_of_thousands_of_digits,
+    a_setting_of_thousands_of_digits, a_report_of_thousands_of_digits,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CRAFTED)
+def test_no_index_whose_checksum_is_right_makes_the_others_unreadable(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    filled(tmp_path)
+    last = checkpoint_files(tmp_path)[-1]
+    last.write_bytes(resealed(last.read_bytes(), change))
+    store = exact_store(tmp_path)
+    assert store.steps() == [10, 20]
+    assert is_same(store.load(), small_state(20))
+    assert is_same(store.load(10), small_state(10))
+    assert [problem.name for problem in store.verify()] == [last.name]
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.step, [item.name for item in newest.skipped]) == (20, [last.name])
+    with pytest.raises(dq.CorruptFileError):
+        dq.load_file(last)
+    store.save(40, small_state(40))
+    assert store.steps() == [10, 20, 40]
+
+
+def test_whole_numbers_of_any_length_come_back(tmp_path: Path) -> None:
+    state = {"primes": [2**127 - 1, -(10**5000)], "seed": 2**200, "w": small_state(1)["frozen"]}
+    with exact_store(tmp_path) as store:
+        store.save(1, state)
+    assert is_same(exact_store(tmp_path).load(), state)
 
 
 @pytest.mark.parametrize("damage", [truncated, flipped_in_a_stream, flipped_in_the_index, Path.unlink])

@@ -105,6 +105,28 @@ def tensors_of(path: Path) -> list[object]:
         return list(reader.index.tensors)
 
 
+@pytest.mark.parametrize(
+    "value", [np.float64(0.3), np.int64(3), np.bool_(True), np.str_("x"), np.longdouble(1)]
+)
+def test_a_number_of_numpy_beside_tensors_is_left_out(
+    tmp_path: Path, value: np.generic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`best = np.mean(losses)` is in many a training state."""
+    store = exact_store(tmp_path / "store")
+    store.save(1, {"w": torch.ones(3), "best": value, "none": [], "nor": (), "log": [{"loss": value}]})
+    store.export(1, tmp_path / "out.safetensors")
+    assert load_file(tmp_path / "out.safetensors").keys() == {"w"}
+    assert "left out: best, log.0.loss" in caplog.text
+
+
+def test_a_name_that_the_format_keeps_for_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(dq.UnsupportedStateError, match="'__metadata__'"):
+        to_safetensors({"w": torch.ones(2), "__metadata__": torch.ones(2)}, tmp_path / "out.safetensors")
+    assert not list(tmp_path.iterdir())
+    to_safetensors({"model": {"__metadata__": torch.ones(2)}}, tmp_path / "out.safetensors")
+    assert load_file(tmp_path / "out.safetensors").keys() == {"model.__metadata__"}
+
+
 def test_a_dtype_that_the_format_lacks_is_named(tmp_path: Path) -> None:
     store = exact_store(tmp_path / "store")
     store.save(1, {"z": torch.ones(3, dtype=torch.complex128), "dates": np.array(["2020-01-01"], "M8[D]")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,3 +81,12 @@ def test_load_into_an_expanded_tensor_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(dq.StateMismatchError, match="'b' is expanded in the tree"):
         CheckpointStore(tmp_path).load_into(tree)
     assert not tree["a"].any()
+
+
+def test_load_into_takes_empty_arrays_and_tensors(tmp_path: Path) -> None:
+    """NumPy gives them steps of 0, as expanded ones have; nothing is written there."""
+    state = {"w": torch.ones(3), "none": np.zeros((0, 3)), "nor": np.zeros((2, 0)), "kept": torch.ones(0, 4)}
+    exact_store(tmp_path).save(1, state)
+    tree = {**state, "w": torch.zeros(3), "kept": torch.ones(1, 4)[:0].expand(0, 4)}
+    exact_store(tmp_path).load_into(tree)
+    assert is_same(tree, state)

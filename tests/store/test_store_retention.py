@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dynaquant_core as dq
-from dynaquant_core.store import CheckpointStore
+from dynaquant_core.store import CheckpointStore, catalogue
 from dynaquant_core.store.budget import parse_budget
+from dynaquant_core.store.catalogue import Entry, read_entry
+from dynaquant_core.store.disk import file_identity
 from dynaquant_core.store.pins import read_pins, write_pins
 from dynaquant_core.store.retention import Policy, current, kept, needed, retired
 from tests.store.kit import checkpoint_files, exact_store, filled, is_same, leftovers, small_state
@@ -354,3 +357,29 @@ def test_no_save_overruns_a_budget_beside_a_pin(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= budget + 1000  # lock and pins
     assert said == 5
     assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_every": 1}])
+def test_a_save_looks_at_each_file_once_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """A run that keeps all its checkpoints has thousands, and on a network each look takes a while."""
+    looks: Counter[str] = Counter()
+    with exact_store(tmp_path, max_chain=2, **options) as store:
+        for step in range(1, 31):
+            store.save(step, {"w": torch.full((8,), float(step))})
+
+        def identity(path: str | Path) -> tuple[int, int, int]:
+            looks[str(path)] += 1
+            return file_identity(path)
+
+        def read(path: Path) -> Entry:
+            looks["read"] += 1
+            return read_entry(path)
+
+        monkeypatch.setattr(catalogue, "file_identity", identity)
+        monkeypatch.setattr(catalogue, "read_entry", read)
+        store.save(31, {"w": torch.ones(8)})
+    assert looks.pop("read", 0) <= 1
+    assert set(looks.values()) == {1}
+    assert CheckpointStore(tmp_path).steps() == list(range(1, 32))

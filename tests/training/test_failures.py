@@ -344,3 +344,36 @@ def test_an_ordered_dictionary_comes_back_as_one(tmp_path):
             checkpoints.save()
     assert type(cache.state) is OrderedDict
     assert type(cache.state["b"][0]) is OrderedDict
+
+
+def test_a_run_that_may_not_go_back_goes_on_saving_into_its_own_folder(tmp_path):
+    """It has grown since; nothing was touched, so its folder is as much its own as before."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    extra = {"loader": Told({})}
+
+    def steps(checkpoints, count):
+        for _ in range(count):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+            checkpoints.step()
+
+    with dq.Checkpointer(tmp_path, model, optimizer, extra=extra, every=1, **EXACT) as checkpoints:
+        steps(checkpoints, 1)
+        model.append(grown := nn.Linear(4, 4))
+        optimizer.add_param_group({"params": grown.parameters()})
+        steps(checkpoints, 1)
+        with pytest.raises(dq.StateMismatchError, match="othing was restored"):
+            checkpoints.restore(1)
+        steps(checkpoints, 1)
+        weights = bits(model.state_dict())
+        checkpoints.wait()
+        assert checkpoints.store.steps() == [1, 2, 3]
+        assert bits(dq.CheckpointStore(tmp_path).load(3)["model"]) == weights
+        extra["loader"].load_state_dict = None
+        with pytest.raises(dq.StateMismatchError, match="in part only") as caught:
+            checkpoints.restore(2)
+        assert caught.value.in_part
+        with pytest.raises(dq.StoreNotEmptyError, match="not to the end"):
+            steps(checkpoints, 1)

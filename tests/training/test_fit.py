@@ -3,12 +3,16 @@
 import pytest
 import torch
 from torch import nn
+from torch.ao import quantization
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+import dynaquant_core as dq
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.training.capture import capture
+from dynaquant_core.training.fit import own_ways
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
-from tests.training.models import Net, bits, stored
+from tests.training.models import EXACT, Net, bits, stored
 
 
 def refusal(model, tree):
@@ -79,3 +83,97 @@ def test_several_models_are_named():
     tree["model"]["a"] = [torch.ones(1)]
     with pytest.raises(StateMismatchError, match="a is list in the checkpoint"):
         put_back(Subject(models), tree)
+
+
+class Bank(nn.Module):
+    """Keeps what it has seen: takes the shape of what it loads, and rows by name that it did not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("bank", torch.zeros(0, 4))
+
+    def forward(self, x):
+        if self.training:
+            self.bank = torch.cat([self.bank, x.detach()[:1]])
+            self.register_buffer(f"row{len(self.bank)}", x.detach()[0].clone())
+        return self.inner(x)
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        self.bank = torch.empty_like(state[prefix + "bank"])
+        for name in state:
+            if name.startswith(prefix + "row"):
+                self.register_buffer(name.removeprefix(prefix), torch.empty_like(state[name]))
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def with_bank():
+    return nn.Sequential(nn.Linear(8, 4), Bank(), nn.Linear(4, 2))
+
+
+def in_training():
+    """Quantisation-aware: observers take their shapes from the first batch."""
+    model = nn.Sequential(quantization.QuantStub(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    model.qconfig = quantization.get_default_qat_qconfig("x86")
+    return quantization.prepare_qat(model.train())
+
+
+GROWING = {
+    "a buffer that grows": with_bank,
+    "the model itself": Bank,
+    "compiled": lambda: torch.compile(with_bank(), backend="eager"),
+    "wrapped inside": lambda: nn.Sequential(nn.Linear(8, 8), checkpoint_wrapper(with_bank())),
+    "wrapped": lambda: checkpoint_wrapper(Bank()),
+    "observers": in_training,
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:Please use quant_min")
+@pytest.mark.parametrize("make", GROWING.values(), ids=GROWING)
+def test_a_model_that_takes_other_shapes_as_it_loads_is_restored(tmp_path, make):
+    def build():
+        torch.manual_seed(0)
+        model = make()
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    model, optimizer = build()
+    width = next(model.parameters()).shape[-1]
+    with dq.Checkpointer(tmp_path, model, optimizer, every=2, **EXACT) as checkpoints:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(4, width)).square().mean().backward()
+            optimizer.step()
+            checkpoints.step()
+    resumed, again = build()
+    assert dq.Checkpointer(tmp_path, resumed, again).restore() == 4
+    assert bits(resumed.state_dict()) == bits(model.state_dict())
+    assert bits(again.state_dict()["state"]) == bits(optimizer.state_dict()["state"])
+
+
+def test_beside_such_a_module_the_others_are_compared_as_ever():
+    saved = with_bank()
+    saved(torch.ones(1, 8))
+    model = with_bank()
+    model[2] = nn.Linear(4, 3)
+    before = bits(model.state_dict())
+    said = refusal(model, saved_of(saved))
+    assert "2.weight is (2, 4) float32 in the checkpoint and (3, 4) float32 in the model" in said
+    assert "bank" not in said
+    assert "othing was restored" in said
+    assert bits(model.state_dict()) == before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is (deprecated|not supported)")
+def test_torchs_own_ways_that_load_plainly_are_no_reason_to_compare_nothing():
+    parts = (
+        nn.BatchNorm1d(2),
+        nn.InstanceNorm1d(2),
+        nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)),
+        checkpoint_wrapper(nn.Linear(2, 2)),
+        nn.LazyLinear(2),
+        nn.TransformerEncoderLayer(4, 2, 4),
+        torch.jit.script(nn.Linear(2, 2)),
+    )
+    assert own_ways(nn.DataParallel(nn.Sequential(*parts))) == []
+    assert own_ways(nn.ModuleDict({"a": Bank()})) == ["a"]

@@ -129,6 +129,49 @@ def test_a_new_scheduler_sets_the_learning_rates_that_it_would_in_a_new_run(save
     assert rates(optimizer, scheduler, model) == expected
 
 
+BESIDE = {
+    "plateau": (lambda o: lr_scheduler.ReduceLROnPlateau(o), lambda one: one.step(1.0)),
+    "one cycle": (lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=20), lambda one: one.step()),
+    "constant": (lambda o: lr_scheduler.ConstantLR(o, 1.0), lambda one: one.step()),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_beside_a_scheduler_that_comes_back_its_learning_rate_does(tmp_path, caplog, kind):
+    model, optimizer = build()
+    held = {"a": lr_scheduler.StepLR(optimizer, 1, 0.1)}
+    with dq.Checkpointer(tmp_path, model, optimizer, scheduler=held, **EXACT) as checkpoints:
+        for _ in range(2):
+            one_step(model, optimizer, net_loss, held["a"])
+        checkpoints.save()
+    rate = optimizer.param_groups[0]["lr"]
+    model, optimizer = build()
+    make, step = BESIDE[kind]
+    schedulers = {"a": lr_scheduler.StepLR(optimizer, 1, 0.1), "b": make(optimizer)}
+    checkpoints = dq.Checkpointer(tmp_path, model, optimizer, scheduler=schedulers)
+    with checkpoints, caplog.at_level(logging.WARNING):
+        checkpoints.restore(fresh="scheduler.b")
+    assert optimizer.param_groups[0]["lr"] == rate
+    assert "optimizer goes on at learning rate 0.0001, that of the checkpoint" in caplog.text
+    one_step(model, optimizer, net_loss, schedulers["a"])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate / 10)
+    step(schedulers["b"])  # finds what it has noted when it was made
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("plateau", 1e-6), ("one cycle", 0.004)])
+def test_a_rate_set_by_hand_stays_with_a_new_scheduler_that_sets_none(tmp_path, caplog, kind, rate):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, **EXACT) as checkpoints:
+        optimizer.param_groups[0]["lr"] = 1e-6
+        checkpoints.save()
+    model, optimizer = build()
+    checkpoints = dq.Checkpointer(tmp_path, model, optimizer, scheduler=BESIDE[kind][0](optimizer))
+    with checkpoints, caplog.at_level(logging.WARNING):
+        checkpoints.restore(fresh="scheduler")
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    assert f"goes on at learning rate {rate:g}" in caplog.text
+
+
 def several(names):
     models = {name: nn.Linear(4, 4) for name in names}
     optimizers = {

@@ -90,6 +90,51 @@ def test_a_scheduler_of_an_older_or_newer_torch_is_of_the_same_kind(kind):
     put_back(run_with(kind), tree)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_scheduler_that_averages_weights_is_saved_and_restored(tmp_path, inside):
+    """In torch 2.7 its state holds a function."""
+
+    def run():
+        model, optimizer = build()
+        swa = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05, anneal_epochs=4, anneal_strategy="linear")
+        first = lr_scheduler.ConstantLR(optimizer)
+        return model, optimizer, lr_scheduler.ChainedScheduler([first, swa]) if inside else swa
+
+    def rates(optimizer, scheduler, count=3):
+        return [
+            (optimizer.step(), scheduler.step(), optimizer.param_groups[0]["lr"])[2] for _ in range(count)
+        ]
+
+    model, optimizer, scheduler = run()
+    with dq.Checkpointer(tmp_path, model, optimizer, scheduler=scheduler, **EXACT) as checkpoints:
+        one_step(model, optimizer, net_loss, scheduler)
+        checkpoints.save()
+    model, again, other = run()
+    with dq.Checkpointer(tmp_path, model, again, scheduler=other, **EXACT) as checkpoints:
+        checkpoints.restore()
+    assert rates(again, other) == rates(optimizer, scheduler)
+
+
+class Bounded:
+    """A scheduler of one's own, whose state has the function that it goes by."""
+
+    def __init__(self):
+        self.bound, self.at = lambda step: 2 * step, 0
+
+    def state_dict(self):
+        return {"bound": self.bound, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.bound, self.at = state["bound"], state["at"]
+
+
+def test_a_function_in_a_schedulers_state_stays_what_it_is():
+    saved, now = Bounded(), Bounded()
+    saved.at, bound = 3, now.bound
+    put_back(Subject(Net(), scheduler=now), stored(capture(Subject(Net(), scheduler=saved), 1)))
+    assert (now.at, now.bound) == (3, bound)
+
+
 class Picky:
     """A scheduler, scaler or anything else that takes half of what is stored, then refuses."""
 

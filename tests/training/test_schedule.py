@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from dynaquant_core.errors import ConfigError
@@ -87,3 +88,7 @@ def test_times_are_read(text, seconds):
 def test_bad_values_are_refused(every):
     with pytest.raises(ConfigError, match="every must be"):
         parse_every(every)
+
+
+def test_a_number_of_numpys_is_a_number_of_steps():
+    assert parse_every(np.int64(10)).steps_left() == 10

@@ -141,3 +141,55 @@ def test_an_interrupt_while_waiting_loses_no_write(call):
     with pytest.raises(SaveError, match="disk full"):
         worker.wait()
     assert not worker.busy
+
+
+def test_a_handler_may_wait_for_what_its_own_thread_is_waiting_for(tmp_path):
+    """At every line of the wait, one after the other: a lock that the wait holds would keep both for ever."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import faulthandler, signal, sys, threading
+from dynaquant_core.training.worker import Worker
+
+faulthandler.dump_traceback_later(60, exit=True)
+codes, waited = {}, []
+
+
+def at_line(chosen):
+    seen = []
+
+    def local(frame, event, _):
+        if event == "line":
+            seen.append(frame.f_lineno)
+            if len(seen) == chosen:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+        return local
+
+    def tracer(frame, event, _):
+        name = frame.f_code.co_filename
+        return local if name.endswith(("threading.py", "worker.py")) else None
+
+    return seen, tracer
+
+
+for chosen in range(1, 100):
+    worker, gate = Worker("here"), threading.Event()
+    worker.submit(gate.wait)
+    def handler(*_, gate=gate, worker=worker):
+        gate.set()
+        waited.append(worker.wait())
+
+    signal.signal(signal.SIGUSR1, handler)
+    threading.Timer(0.05, gate.set).start()
+    seen, tracer = at_line(chosen)
+    sys.settrace(tracer)
+    worker.wait()
+    sys.settrace(None)
+    if len(seen) < chosen:
+        break
+print("ended", len(waited) > 3)
+"""
+    )
+    ran = subprocess.run([sys.executable, program], check=False, capture_output=True, text=True, timeout=100)
+    assert ran.stdout.split() == ["ended", "True"], ran.stderr

@@ -49,6 +49,9 @@ class Alike:
     def require(self, step: int) -> None:
         """Before an exchange; collective where it compares.
 
+        A rank that has run out of data (`join`) takes no steps, so its weights stay behind until the others
+        have ended: they are compared without it.
+
         Args:
             step: exchanges done by this rank: some would else reduce densely what others compress.
 
@@ -59,14 +62,20 @@ class Alike:
             return
         self._left -= 1
         self._compare(
-            step,
+            str(step).encode(),
             f"have done another number of steps than rank 0 (here {step}); restore all ranks from "
             f"checkpoints of one step.",
         )
         self._compare(
-            digest_of(self._weights),
-            f"hold other weights than rank 0 at step {step}, and would train other models for ever; {ALIKE}",
+            None if _has_run_out() else str(digest_of(self._weights)).encode(),
+            f"hold other weights than rank {{first}} at step {step}, and would train other models for ever; "
+            f"{ALIKE}",
         )
 
-    def _compare(self, what: int, otherwise: str) -> None:
-        require_agreement(str(what).encode(), self._group, self._device, otherwise)
+    def _compare(self, what: bytes | None, otherwise: str) -> None:
+        require_agreement(what, self._group, self._device, otherwise)
+
+
+def _has_run_out() -> bool:
+    """Whether an exchange is one that `join` makes for a rank without data, in no backward pass."""
+    return torch._C._current_graph_task_id() < 0

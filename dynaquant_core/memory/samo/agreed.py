@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dynaquant_core.errors import StateMismatchError
-from dynaquant_core.memory.samo.reduce import differing
+from dynaquant_core.memory.samo.reduce import differing, refusing
 from dynaquant_core.memory.samo.slots import Slot
 from dynaquant_core.state import digest_of
 
@@ -27,7 +27,10 @@ STATES: Final = "optimizer states"
 
 
 class Agreed:
-    """Compares masks, theta32 and the optimizer's state over a group, once; then costs nothing.
+    """Compares masks, theta32 and the optimizer's state over a group, once and after a load.
+
+    Else ranks only tell each other, in one number before each average, whether one of them has loaded: who
+    has would compare alone, against gradients of the others.
 
     Args:
         slots: the trained parameters.
@@ -44,12 +47,12 @@ class Agreed:
         self._due = True
 
     def require(self) -> None:
-        """Before ranks average; collective where it compares.
+        """Before ranks average; collective.
 
         Raises:
             StateMismatchError: on all ranks, where they differ; nothing was averaged.
         """
-        if not self._due:
+        if refusing(self._due, self._group) is None:
             return
         said = {name: str(digest_of(one)).encode() for name, one in self._held().items()}
         found = differing(said, self._group, self._slots[0].param.device)

@@ -219,5 +219,6 @@ def _following(handle: weakref.ref[Samo]) -> Any:
         owner = handle()
         if owner is not None and owner.model is model:
             owner.engine.follow_model()
+            owner.engine.doubt()
 
     return follow

@@ -48,12 +48,10 @@ def attach_step(
         return None
 
     def after(optimizer: Optimizer, *_: Any) -> None:
-        alike.require()
+        if not gradients:  # else it was asked before the step
+            alike.require()
         for place, parameter in _stepped(optimizer, name):
-            if weights:
-                _settle(parameter, coder, "weight", place)
-            if state:
-                _settle_state(optimizer.state.get(parameter, {}), coder, place)
+            _settle_stepped(optimizer, parameter, coder, place, weights=weights, state=state)
 
     # A compiled step runs them between its graphs: nothing here can be part of one.
     first, last = (torch.compiler.disable(hook) for hook in (before, after))  # type: ignore[no-untyped-call]
@@ -85,6 +83,15 @@ def _stepped(optimizer: Optimizer, name: str) -> Iterator[tuple[str, Tensor]]:
         for index, parameter in enumerate(settings["params"]):
             if parameter.grad is not None:
                 yield f"{name}{group}.{index}", parameter
+
+
+def _settle_stepped(
+    optimizer: Optimizer, parameter: Tensor, coder: Coder, place: str, *, weights: bool, state: bool
+) -> None:
+    if weights:
+        _settle(parameter, coder, "weight", place)
+    if state:
+        _settle_state(optimizer.state.get(parameter, {}), coder, place)
 
 
 def _settle_state(state: dict[str, Any], coder: Coder, place: str) -> None:

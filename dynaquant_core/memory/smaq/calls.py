@@ -21,24 +21,27 @@ from dynaquant_core.memory.smaq.entangled import (
     is_extreme,
 )
 from dynaquant_core.memory.smaq.foreign import is_foreign
+from dynaquant_core.memory.smaq.gates import GATES, Rule, rule_of
 from dynaquant_core.memory.smaq.norms import NORMS, NormCall
 
 __all__ = ["Calls"]
 
-#: Compiled, they save other tensors, of which nothing is known.
-UNCOMPILED = ATTENTION | ENTANGLED | SOFTMAX
+#: Compiled, they save other tensors, or for other calls as well, of which nothing is known.  Dictionaries,
+#: for the compiler of torch 2.7 does not look into a set of functions, and would take nothing of the model.
+UNCOMPILED = dict.fromkeys(ATTENTION | ENTANGLED | SOFTMAX | frozenset(GATES))
+BY_ORDER = dict.fromkeys(ORDERED)
 
 #: What is known of a call, where it is not compiled.
 KNOWN = NORMS | GRIDS | ORDERED
 
 
 class Calls(TorchFunctionMode):
-    """While it is entered, `spares` knows what is saved by a call that needs some of it as it is.
+    """While it is entered, `spares` and `gate` know what is saved by a call that needs some of it as it is.
 
     It says so instead of changing saved-tensor hooks, so that activation checkpointing and a user's own
     hooks inside of the model go on seeing what they saw.  A compiled model calls attention, a softmax, what
-    is `entangled` and what is `foreign` between its graphs: inside of one, what was packed would be made into
-    something else in backward.  Norms stay part of graphs, and nothing is known of what they save there.
+    has `gates`, is `entangled` or `foreign` between its graphs: inside of one, what was packed would be made
+    into something else in backward.  Norms stay part of graphs, and nothing is known of what they save there.
     """
 
     def __init__(self) -> None:
@@ -52,10 +55,10 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Calls it; what `spares` wants to know of as it has to be called."""
-        known = func in UNCOMPILED or (func in ORDERED and is_extreme(func, args, kwargs or {}))
+        known = func in UNCOMPILED or (func in BY_ORDER and is_extreme(func, args, kwargs or {}))
         if (known or is_foreign(func)) and _trains(args, kwargs or {}):
             return self._uncompiled(self, func, args, kwargs or {})
-        if func in KNOWN and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and func in KNOWN:
             return _noted(self, func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
@@ -66,6 +69,10 @@ class Calls(TorchFunctionMode):
         if self._call is None:  # torch has looked at the arguments by now
             self._call = needs_of(*self._told)
         return self._call.needs(tensor)
+
+    def gate(self) -> Rule | None:
+        """Which values are open in what is being saved; None: the call under way asks for more than that."""
+        return None if self._told is None else rule_of(*self._told)
 
 
 class Needs(Protocol):
@@ -84,6 +91,8 @@ def needs_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needs:
         return GridCall.of(args, kwargs)
     if func in SOFTMAX:
         return Nothing()
+    if func in GATES:
+        return Everything() if rule_of(func, args, kwargs) is None else Nothing()
     if func in ENTANGLED or is_foreign(func) or (func in ORDERED and is_extreme(func, args, kwargs)):
         return Everything()
     return NormCall.of(func, args, kwargs)

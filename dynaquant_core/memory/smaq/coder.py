@@ -56,7 +56,8 @@ class Coder:
         smallest: tensors of fewer values are left alone.
 
     Attributes:
-        doubted: whether other ranks may draw otherwise: nobody has compared since it was made or loaded.
+        doubted: whether other ranks may draw otherwise: nobody has compared since it was made, loaded or
+            reseeded.
     """
 
     def __init__(self, form: Format, generator: torch.Generator, reuse: int, smallest: int) -> None:
@@ -102,6 +103,11 @@ class Coder:
             self._remember(where, packed.statistics)
             self._count(role, tensor.nbytes if raw is None else raw, packed.nbytes)
             return packed
+
+    def count(self, packed: Packed, role: str, raw: int) -> None:
+        """Counts what somebody else has packed, as `pack` counts its own."""
+        with self._lock:
+            self._count(role, raw, packed.nbytes)
 
     @plainly
     def settle(self, tensor: Tensor, role: str, place: str, form: Format | None = None) -> Tensor | None:
@@ -186,6 +192,7 @@ class Coder:
         require(whole, f"SmaQ: a seed must be a whole number from -2^63 to 2^64 - 1, got {seed!r:.80}.")
         self.generator.manual_seed(seed)
         self._seed_step()
+        self.doubted = True
 
     def _seed_step(self) -> None:
         seed = torch.randint(2**62, (), generator=self.generator, device=self.generator.device)

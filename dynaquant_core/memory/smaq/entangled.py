@@ -2,9 +2,11 @@
 
 The gradient of a maximum goes where ``self == result``: packed each for itself, nothing is equal, and 0 / 0
 remains.  That of a logarithm of a sum is exp(self - result), as in `attention`; that of a decomposition
-divides by differences of eigenvalues.  A loss over log-probabilities takes exp(value) - 1 at the labels,
-others take the difference from them, and where a grid says at which pixels of a map to look, a level is many
-pixels wide.  And what is saved before it is known, as slopes that are then drawn, cannot be packed yet.
+divides by differences of eigenvalues.  `copysign` divides result by self, a hypotenuse self by result, and
+Bessel functions take the difference of what is nearly equal.  A loss over log-probabilities takes
+exp(value) - 1 at the labels, others take the difference from them, and where a grid says at which pixels of a
+map to look, a level is many pixels wide.  And what is saved before it is known, as slopes that are then
+drawn, cannot be packed yet.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["ENTANGLED", "GRIDS", "ORDERED", "SOFTMAX", "Everything", "GridCall", "Nothing", "is_extreme"]
+__all__ = [
+    "ENTANGLED",
+    "GRIDS",
+    "ORDERED",
+    "SOFTMAX",
+    "Everything",
+    "GridCall",
+    "Nothing",
+    "is_extreme",
+    "named",
+]
 
 
 def named(*names: str) -> frozenset[Any]:
@@ -97,12 +109,24 @@ ENTANGLED: Final = (
         "amin",
         "aminmax",
         "cdist",
+        "copysign",
+        "copysign_",
         "cumprod",
         "dist",
+        "erfcx",
+        "hypot",
+        "hypot_",
+        "i0e",
+        "i1",
+        "i1e",
         "index_reduce",
         "index_reduce_",
+        "log_ndtr",
         "logcumsumexp",
         "logsumexp",
+        "lp_pool1d",
+        "lp_pool2d",
+        "lp_pool3d",
         "max",
         "median",
         "min",

@@ -1,4 +1,4 @@
-"""Operators and functions that are none of torch's own: what they save stays exact.
+"""Operators and functions that are none of torch's own, and checkpointed blocks: what they save stays exact.
 
 Nothing is known of their backward passes.  Torchvision's boxes hold image numbers as floats, and its kernel
 adds to a gradient wherever they point: once packed, some pointed to images that there are not, and the
@@ -25,6 +25,13 @@ OWN: Final = frozenset({"torch._ops.aten", "torch._ops.prim", "torch._ops.prims"
 #: What every function of ``torch.autograd.Function`` is called through, and what it then saves is saved by.
 APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
+#: Torch's own that `torch.vmap` makes of functions of others.
+VMAPPED: Final = "torch._functorch.autograd_function"
+
+#: Activation checkpointing, which keeps what a block is given by a function of its own, or with none.
+CHECKPOINT: Final = "torch.utils.checkpoint"
+CHECKPOINT_FILE: Final = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
+
 #: Where torch wraps hooks that it shall not compile; importing that takes a second.
 WRAPPER: Final = str(Path(torch.__file__).with_name("_dynamo") / "eval_frame.py")
 
@@ -42,11 +49,13 @@ def is_foreign(func: Any) -> bool:
 def in_foreign_function() -> bool:
     """Whether the hook that asks was called for what a `torch.autograd.Function` of another library saves.
 
-    Those of torch, as activation checkpointing's, save maps like any other.
+    Those of torch save maps like any other, but for what a checkpointed block is given: computed anew from
+    rounded values, tokens go to other experts, and numbers that stand for places point elsewhere.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == WRAPPER:
         frame = frame.f_back
     if frame is None or frame.f_code is not APPLY:
-        return False
-    return not str(frame.f_locals["cls"].__module__).startswith("torch.")
+        return frame is not None and frame.f_code.co_filename == CHECKPOINT_FILE
+    module = str(frame.f_locals["cls"].__module__)
+    return not module.startswith("torch.") or module in (VMAPPED, CHECKPOINT)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.smaq.format import Packed
+from dynaquant_core.memory.smaq.gates import Gated
 from dynaquant_core.memory.smaq.memory_layout import View
 
 __all__ = ["Kept", "Ledger", "Memory", "Run", "is_packed", "unpack"]
@@ -105,8 +106,10 @@ class Kept:
 
 
 def is_packed(kept: Any) -> bool:
-    """Whether what a node holds in place of a tensor comes back rounded."""
-    return not isinstance(kept, Kept) and isinstance(kept[0], Run) and not isinstance(kept[0].packed, Kept)
+    """Whether what a node holds in place of a tensor gives other gradients than the tensor."""
+    if isinstance(kept, Kept) or not isinstance(kept[0], Run):
+        return False
+    return not isinstance(kept[0].packed, (Kept, Gated))
 
 
 def unpack(kept: Any) -> Tensor:

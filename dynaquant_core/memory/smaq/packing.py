@@ -1,8 +1,10 @@
 """One forward pass: what autograd saves in it is packed, each run of memory once.
 
-Left as they are: the model's parameters and buffers and the batch that it was called with, which live anyway,
-casts of parameters (`recasts`), log-probabilities, one value a row, what attention and norms need as it is,
-what operators of other libraries save (`foreign`), and what `Coder.takes` does not take.
+Of what backward only asks on which side of a threshold it lies, that is kept (`gates`).  Left as they are:
+the model's parameters and buffers and the batch that it was called with, which live anyway, casts of
+parameters (`recasts`), log-probabilities, one value a row, what attention and norms need as it is, what
+operators of other libraries save and checkpointed blocks are given (`foreign`), and what `Coder.takes` does
+not take.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from dynaquant_core.memory.smaq.calls import Calls
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.derivatives import Derivatives, Reading
 from dynaquant_core.memory.smaq.foreign import in_foreign_function
+from dynaquant_core.memory.smaq.format import Packed
+from dynaquant_core.memory.smaq.gates import Gated, Rule
 from dynaquant_core.memory.smaq.held import Kept, Ledger, Memory, Run
 from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 from dynaquant_core.memory.smaq.places import place_of_call
@@ -117,7 +121,9 @@ class Forward:
         if known.kept:
             give_way(known, tensor)
             return Kept.of(tensor)
-        packed: Any = covering(known, tensor) or recast_of(tensor, self.parameters)
+        rule = self.calls.gate() if tensor.numel() else None
+        packed: Any = rule and self._gated(known, tensor, rule)
+        packed = packed or covering(known, tensor) or recast_of(tensor, self.parameters)
         if packed is None and not is_log_probabilities(tensor):
             packed = self._packed(known, tensor)
         return Kept.of(tensor) if packed is None else packed
@@ -127,24 +133,40 @@ class Forward:
         with torch.no_grad():
             flat, view = flat_run(tensor)
         storage = tensor.untyped_storage()
-        known_memory = known.memory and known.memory()
-        raw = 0 if known_memory else storage.nbytes()
-        packed = self.coder.pack(flat, "saved", self._place(), raw)
+        packed = self.coder.pack(flat, "saved", self._place(), raw_of(known, tensor))
         if packed is None:
             return None
-        memory = known_memory or Memory(raw, self.ledger)
-        run = Run(packed, memory, self.ledger)
+        run = self._run(packed, known, tensor)
         shared = flat.untyped_storage().data_ptr() == storage.data_ptr()
         where = (flat.storage_offset(), flat.numel()) if shared else look(tensor)
-        known.memory = ref(memory)
         known.runs.append((reading(tensor), where, ref(run)))
         return run, view
+
+    def _gated(self, known: Known, tensor: Tensor, rule: Rule) -> tuple[Run, View]:
+        """Keeps which values are open, for the call under way alone."""
+        with torch.no_grad():
+            flat, view = flat_run(tensor)
+            packed = Gated.of(flat, rule)
+        self.coder.count(packed, "saved", raw_of(known, tensor))
+        return self._run(packed, known, tensor), view
+
+    def _run(self, packed: Packed, known: Known, tensor: Tensor) -> Run:
+        """What is packed, held with the memory that autograd would hold."""
+        memory = known.memory and known.memory()
+        memory = memory or Memory(raw_of(known, tensor), self.ledger)
+        known.memory = ref(memory)
+        return Run(packed, memory, self.ledger)
 
     def _place(self) -> str:
         """What statistics are remembered under: known by the call, and counted where it comes again."""
         place = place_of_call(self.names) if self.coder.reuse else ""
         self.counts[place] += 1
         return f"{place}/{self.counts[place]}"
+
+
+def raw_of(known: Known, tensor: Tensor) -> int:
+    """Bytes that autograd would hold of a tensor's memory, beside what is counted of it already."""
+    return 0 if known.memory and known.memory() else tensor.untyped_storage().nbytes()
 
 
 def look(tensor: Tensor) -> tuple[Any, ...]:

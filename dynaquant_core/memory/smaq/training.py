@@ -107,7 +107,8 @@ class Handle:
         """Begins another random stream, for loops that number their steps instead of storing the state.
 
         Args:
-            seed: the same on every rank of a data-parallel training.
+            seed: the same on every rank of a data-parallel training; of a DDP model's ranks others are a
+                StateMismatchError at the next step, but from the first `join()` on.
 
         Raises:
             ConfigError: it is no whole number from -2^63 to 2^64 - 1.
@@ -174,7 +175,7 @@ def apply(
         format: a name of `FORMATS`, a mapping of name and settings, or a format.
         generator: on the CPU; what is drawn comes from it.  None: one of its own, seeded with 0, so that the
             training's random streams stay as they are.  The same seed on every rank; of a DDP model's ranks
-            others are a StateMismatchError at the first step.
+            others are a StateMismatchError at the first step, unless that is under `join()`.
         reuse: how many further times a tensor's statistics serve its place before they are taken again.
         smallest: tensors of fewer values stay as they are.
 

@@ -23,6 +23,8 @@ __all__ = ["MomentsDraft"]
 TERNARY: Final = "t"
 #: Code of a zero in that form.
 NAUGHT: Final = 1
+#: Forms that lose something of what they gave back themselves.
+FITTED: Final = "tq"
 #: Elements that are looked at before a tensor is decoded.
 GLANCE: Final = 1 << 12
 
@@ -83,17 +85,19 @@ class MomentsDraft(ChangedDraft[Coded]):
 
 
 def _restored(state: Mapping[str, Tensor], ref: MomentsReference) -> dict[str, bytes]:
-    """Digests of signs that are still what was restored: coded again, they would lose something again."""
-    signs = {name: coded for name, coded in ref.coded.items() if coded.letter == TERNARY and name in state}
+    """Digests of what is fitted, and still what was restored: coded again, it would lose something again."""
+    fitted = {name: coded for name, coded in ref.coded.items() if coded.letter in FITTED and name in state}
     still = {
         name: decoded(coded, ref.specs[name])
-        for name, coded in signs.items()
+        for name, coded in fitted.items()
         if ref.specs.get(name) == TensorSpec.of(state[name]) and _may_be(state[name], coded)
     }
     return digests_of(still)
 
 
 def _may_be(tensor: Tensor, coded: Coded) -> bool:
-    """Whether a tensor's first elements are zero where its codes are; training leaves hardly any zero."""
+    """Whether a tensor's first elements are zero where its signs are; training leaves hardly any zero."""
+    if coded.letter != TERNARY:
+        return True
     first = flatten(tensor.detach())[:GLANCE].cpu()
     return bool(np.array_equal((first == 0).numpy(), coded.codes[:GLANCE] == NAUGHT))

@@ -7,6 +7,7 @@
 | ``S`` ``s`` | 4-bit blocks, with signs or without |
 | ``t`` | ternary: a sign or 0 an element, a magnitude a row and a column |
 | ``p`` | the product of a value a row and a value a column |
+| ``q`` | that product, or 5/16 or 11/4 of it: a code an element |
 | ``f`` | one value for all elements |
 | ``z`` | zeros |
 """
@@ -20,16 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dynaquant_core.errors import CorruptFileError
-from dynaquant_core.quantize import blocks, factors
+from dynaquant_core.quantize import blocks, factors, levels, ternary
 from dynaquant_core.state import TensorSpec, empty_tensor
 
 __all__ = ["CODED", "LETTERS", "LEVELS", "SAME", "Coded", "Form", "decoded", "encoded", "form_of"]
 
 SAME: Final = "="
 #: Letters of a tensor that stands for itself.
-LETTERS: Final = "EeSstpfz"
+LETTERS: Final = "EeSstpqfz"
 #: Those with a code for every element -> how many codes there are.
-LEVELS: Final = {"E": 256, "e": 256, "S": 16, "s": 16, "t": 3}
+LEVELS: Final = {"E": 256, "e": 256, "S": 16, "s": 16, "t": 3, "q": levels.LEVELS}
 CODED: Final = frozenset(LEVELS)
 
 Codes = NDArray[np.uint8]
@@ -68,7 +69,7 @@ def form_of(letter: str, spec: TensorSpec) -> Form:
         Form(codes=0, factors=302, scales=3)
     """
     codes = spec.numel if letter in CODED else 0
-    if letter in "tp":
+    if letter in "tpq":
         return Form(codes, factors.factor_count(spec.shape), factors.factor_scale_count(spec.shape))
     if letter == "f":
         return Form(0, 1, 1)
@@ -88,7 +89,9 @@ def encoded(tensor: Tensor, letter: str) -> Coded:
             codes, scales = blocks.encode(tensor, letter in "ES", grid)
             return Coded(letter, codes, none, scales)
         case "t":
-            return Coded(letter, *factors.encode_ternary(tensor))
+            return Coded(letter, *ternary.encode_ternary(tensor))
+        case "q":
+            return Coded(letter, *levels.encode_levels(tensor))
         case "p":
             return Coded(letter, none, *factors.encode_product(tensor))
         case "f":
@@ -109,7 +112,9 @@ def decoded(coded: Coded, spec: TensorSpec) -> Tensor:
             grid = blocks.EIGHT if coded.letter in "Ee" else blocks.FOUR
             blocks.decode(coded.codes, coded.scales, out, grid)
         case "t":
-            factors.decode_ternary(coded.codes, coded.factors, coded.scales, out)
+            ternary.decode_ternary(coded.codes, coded.factors, coded.scales, out)
+        case "q":
+            levels.decode_levels(coded.codes, coded.factors, coded.scales, out)
         case "p":
             factors.decode_product(coded.factors, coded.scales, out)
         case "f":

@@ -1,4 +1,4 @@
-"""What is held of moments after a checkpoint: all codes by a reader, the 4-bit ones by a writer."""
+"""What is held of moments after a checkpoint: all codes by a reader, 4-bit ones and levels by a writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynaquant_core.state import TensorSpec
 __all__ = ["CONTEXTUAL", "MomentsReference", "Packed", "contexts", "packed"]
 
 #: Forms whose codes help to code those of the next checkpoint.
-CONTEXTUAL: Final = frozenset("Ss")
+CONTEXTUAL: Final = frozenset("Ssq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Packed:
 
 
 def packed(coded: Coded) -> Packed:
-    """The codes of a moment in 4-bit blocks, two a byte.
+    """The codes of a moment in 4-bit blocks, or its levels, two a byte.
 
     Example:
         >>> three = Coded("s", np.array([1, 15, 7], np.uint8), np.empty(0), np.empty(0))

@@ -1,8 +1,8 @@
-"""The policy ``"minimal"``: first moments as signs, second moments as a value a row and a column."""
+"""The policy ``"minimal"``: first moments as signs, second moments as levels of a product (ours)."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from torch import Tensor
 
@@ -14,17 +14,20 @@ __all__ = ["Minimal"]
 
 #: A product that would make the energy of steps more than this many times as large is not taken.
 MOST_ENERGY: Final = 8.0
+#: Forms of a second moment as a product.
+PRODUCTS: Final = "pq"
 
 
 class Minimal(MomentsPolicy):
-    """First moments ternary, second moments as the product of rows and columns.
+    """First moments ternary, second moments as levels of a product of rows and columns.
 
     Card (docs/moments.md says on what it was measured):
 
     * bytes an entry: 0.08, nearly all of it signs.
     * lost: which elements of a first moment are large among those kept, and the small ones; what the product
-      of its rows and columns does not tell of a second moment (a factor of 1.5 to 2.3, root mean square).
-      Nothing of the movement along the first moment is lost (`quantize.factors`).
+      of its rows and columns, and a level an element, do not tell of a second moment (a factor of 1.3, root
+      mean square; without levels 1.5 to 2.3).  Nothing of the movement along the first moment is lost
+      (`quantize.ternary`).
     * restore cost: not visible.
 
     Momentum of SGD is a first moment.  Tensors of one dimension keep 4 and 8 bits instead.  A second moment
@@ -37,18 +40,20 @@ class Minimal(MomentsPolicy):
     """
 
     name = "minimal"
+    #: The form of a second moment that is close to a product.
+    product: ClassVar[str] = "q"
 
     def first(self, tensor: Tensor) -> str:
         """Ternary; 4-bit blocks where rows and columns would be as many values as there are."""
         return "t" if worth_factoring(tensor) else "S"
 
     def second(self, tensor: Tensor) -> str:
-        """The product of rows and columns; 8-bit blocks where these would be as many."""
-        return "p" if worth_factoring(tensor) else "e"
+        """A product of rows and columns; 8-bit blocks where these would be as many."""
+        return self.product if worth_factoring(tensor) else "e"
 
     def encoded(self, name: str, tensor: Tensor) -> Coded:
         """A moment in its form; in 4-bit blocks where its product would be far too small (`MOST_ENERGY`)."""
         found = super().encoded(name, tensor)
-        if found.letter == "p" and step_energy(tensor, found.factors, found.scales) > MOST_ENERGY:
+        if found.letter in PRODUCTS and step_energy(tensor, found.factors, found.scales) > MOST_ENERGY:
             return encoded(tensor, "s")
         return found

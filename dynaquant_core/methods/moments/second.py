@@ -26,6 +26,7 @@ class SecondOnly(Minimal):
     """
 
     name = "second"
+    product = "p"
     loss = "first moments and momentum are not stored: a restore begins them at zero"
 
     def first(self, tensor: Tensor) -> str:  # noqa: ARG002

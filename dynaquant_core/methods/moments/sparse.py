@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dynaquant_core.methods.moments.forms import Coded
 from dynaquant_core.methods.moments.minimal import Minimal
-from dynaquant_core.quantize.factors import FEW, encode_ternary
+from dynaquant_core.quantize.ternary import FEW, encode_ternary
 
 __all__ = ["Sparse"]
 
@@ -32,8 +32,10 @@ class Sparse(Minimal):
     """
 
     name = "sparse"
+    product = "p"
 
     def encoded(self, name: str, tensor: Tensor) -> Coded:
         """Ternary forms keep fewer signs; all others are those of ``minimal``."""
-        letter = self.letter(name, tensor)
-        return Coded(letter, *encode_ternary(tensor, FEW)) if letter == "t" else super().encoded(name, tensor)
+        if self.letter(name, tensor) == "t":
+            return Coded("t", *encode_ternary(tensor, FEW))
+        return super().encoded(name, tensor)

@@ -94,3 +94,14 @@ def test_processes_that_restored_other_checkpoints_are_told(tmp_path):
     assert told.startswith("SaveError: rank 1 of 2 is at step 5, restored at step 4, and rank 0 at step 3, ")
     assert step == 5
     assert list(stored) == ["apart-1", "apart-2", "apart-4"]
+
+
+def test_what_one_rank_cannot_write_or_remove_both_hear_and_go_on(tmp_path):
+    first, second = map(json.loads, together(tmp_path, 0, 0, "refuse"))
+    link, hook, after = zip(first, second, strict=True)
+    assert "cannot be written" in link[0]
+    assert "symbolic link" in link[0]
+    assert link[1].startswith("SaveError: rank 0 of 2: OSError: Cannot call rmtree on a symbolic link")
+    assert hook[0] == "SaveError: rank 1 of 2: OSError: no room for mine"
+    assert hook[1].endswith("cannot be written: no room for mine")
+    assert after == ("nothing", "nothing")
