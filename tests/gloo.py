@@ -5,13 +5,28 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import distributed
 
 from tests.programs import Program
 
 #: Act -> what each rank that lived recorded of it, in the order of ranks.
 Found = dict[str, list[Any]]
+
+
+@contextmanager
+def a_group_of_one(folder: Path) -> Iterator[None]:
+    """Inside the context this process is a job by itself."""
+    meeting = f"file://{folder}/rendezvous"
+    distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 def play(module: str, folder: Path, ranks: int, *acts: str, store: str = "file") -> Found:

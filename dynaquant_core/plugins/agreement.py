@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEADLINE",
     "OWN_SHARE",
+    "WORD",
     "Stand",
     "await_commit",
     "compared",
@@ -36,6 +37,7 @@ __all__ = [
     "ranks",
     "require_all_well",
     "tell_commit",
+    "tell_failure",
 ]
 
 #: Environment variable: seconds that ranks wait for each other while a configuration is chosen.
@@ -66,6 +68,7 @@ class Stand:
         lineage: of the base that its drafts are made against; None: it has none.
         key_bytes, newest_bytes, spared: stored bytes of that base (`parts.Base`); the writer's are true.
         method: name and options of the method that it drafts with.
+        measures: whether it has an ``evaluate`` to search by; None: nothing is searched.
         problem: what went wrong before; None: nothing.
     """
 
@@ -74,6 +77,7 @@ class Stand:
     newest_bytes: int = 0
     spared: int = 0
     method: str = ""
+    measures: bool | None = None
     problem: str | None = None
 
     @classmethod
@@ -92,6 +96,7 @@ def compared(step: int, own: Stand, together: Callable[[], None] | None = None) 
 
     Raises:
         SaveError: another rank has a problem; names it.
+        ConfigError: some of the ranks have an ``evaluate`` and others none; names one of each.
         EvaluationError: a rank is silent for as long as the deadline; names it.
     """
     _begun[step] += 1
@@ -101,7 +106,26 @@ def compared(step: int, own: Stand, together: Callable[[], None] | None = None) 
     for number, stand in enumerate(stands):
         if stand.problem is not None and own.problem is None:
             raise SaveError(f"rank {number} of {board.ranks}: {stand.problem}")
+    _require_all_measure(stands)
     return stands
+
+
+def _require_all_measure(stands: list[Stand]) -> None:
+    """A rank that has nothing to measure with would not come to the search, and the others wait for it."""
+    said = [stand.measures for stand in stands]
+    if True in said and False in said:
+        one, other = said.index(True), said.index(False)
+        raise ConfigError(
+            f"rank {one} of {len(said)} was given an evaluate and rank {other} none: give every process the "
+            "same, as all of them measure."
+        )
+
+
+def _are_well(stands: list[Stand]) -> bool:
+    with suppress(ConfigError):
+        _require_all_measure(stands)
+        return all(stand.problem is None for stand in stands)
+    return False
 
 
 def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
@@ -109,13 +133,13 @@ def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
     try:
         notes = board.gather({rank: f"{rank}" for rank in range(board.ranks)}, OWN_SHARE * deadline())
     except EvaluationError as error:
-        _tell_failure(board, {"error": str(error)})
+        tell_failure(board, {"error": str(error)})
         raise
     board.clear_others()
     found = [Stand(**notes[rank]) for rank in range(board.ranks)]
     word = {"stands": [asdict(stand) for stand in found]}
-    if any(stand.problem is not None for stand in found):
-        _tell_failure(board, word)
+    if not _are_well(found):
+        tell_failure(board, word)
     else:
         if together is not None:
             together()
@@ -123,8 +147,13 @@ def _gathered(board: Board, together: Callable[[], None] | None) -> list[Stand]:
     return found
 
 
-def _tell_failure(board: Board, word: dict[str, Any]) -> None:
-    """Rank 0 may leave after it, and its store with it: those that are there have heard by then."""
+def tell_failure(board: Board, word: Mapping[str, Any]) -> None:
+    """Posts a word after which rank 0 may leave, and its store with it: those that are there have heard then.
+
+    Args:
+        board: on which each of the others has put a note of its number, if it is there.
+        word: of rank 0; who reads it puts up "NUMBER/heard".
+    """
     board.expect(f"{rank}/heard" for rank in range(1, board.ranks))
     there = [rank for rank in range(1, board.ranks) if board.has(f"{rank}")]
     with suppress(EvaluationError):
@@ -136,7 +165,7 @@ def _tell_failure(board: Board, word: dict[str, Any]) -> None:
 def _heard(board: Board) -> list[Stand]:
     word = board.read(WORD, 0, deadline())
     stands = [Stand(**note) for note in word.get("stands", ())]
-    if not stands or any(stand.problem is not None for stand in stands):
+    if not stands or not _are_well(stands):
         with suppress(EvaluationError):
             board.post(f"{board.rank}/heard", {})
     if "error" in word:

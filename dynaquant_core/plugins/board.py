@@ -26,6 +26,9 @@ SHORTEST, LONGEST = 0.0005, 0.02
 #: A longer note lies in pieces of so many bytes: TCPStore drops a connection that sends it 8 MiB at once.
 MOST_BYTES = 1 << 22
 
+#: For what ranks wait as a rule, and what to do where one does not come.
+SEARCH = "while the ranks searched together; look at its log (a longer DYNAQUANT_DEADLINE gives it more time)"
+
 #: How the note of one in pieces begins; their number follows.  JSON never does.
 PIECES = b"+"
 
@@ -81,16 +84,19 @@ class Board:
         except RuntimeError as error:
             raise _gone(error) from error
 
-    def read(self, note: str, writer: int, patience: float) -> dict[str, Any]:
+    def read(self, note: str, writer: int, patience: float, why: str = SEARCH) -> dict[str, Any]:
         """The note that rank ``writer`` puts up, once it is there; arguments and errors as `gather`."""
-        return self.gather({writer: note}, patience)[writer]
+        return self.gather({writer: note}, patience, why)[writer]
 
-    def gather(self, notes: Mapping[int, str], patience: float) -> dict[int, dict[str, Any]]:
+    def gather(
+        self, notes: Mapping[int, str], patience: float, why: str = SEARCH
+    ) -> dict[int, dict[str, Any]]:
         """The notes that several ranks put up, once all are there.
 
         Args:
             notes: rank -> name of its note.
             patience: seconds to wait for them.
+            why: the end of the error's sentence, with what to do.
 
         Raises:
             EvaluationError: a rank did not put its note up in time; names it.  Or the store is gone.
@@ -100,8 +106,7 @@ class Board:
             silent = self._await(notes, patience)
             if silent:
                 raise EvaluationError(
-                    f"{_listed(silent)} of {self.ranks} did not answer within {patience:g} s while the ranks "
-                    "searched together; look at its log (a longer DYNAQUANT_DEADLINE gives it more time)."
+                    f"{_listed(silent)} of {self.ranks} did not answer within {patience:g} s {why}."
                 )
             found = {rank: json.loads(self._text(note)) for rank, note in notes.items()}
         except RuntimeError as error:

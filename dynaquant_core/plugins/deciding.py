@@ -69,6 +69,7 @@ class Decider:
             EvaluationError: on the ranks that do not write, once the writer has committed the exact
                 checkpoint, for which it waits for none of them.  Or, with nothing committed, a rank is silent
                 before the search.
+            ConfigError: some ranks have an ``evaluate`` and others none.
             DynaQuantError: the save cannot begin, here or on another rank.
         """
         if ranks() == 1:
@@ -207,10 +208,11 @@ class Decider:
             assert problem is not None
             return Stand.failed(problem)
         method = f"{self._trail.method.name} {sorted(self._trail.method.options().items())}"
-        if saving.base is None:
-            return Stand(method=method)
-        base = saving.base
-        return Stand(self._trail.lineage, base.key_bytes, base.newest_bytes, base.spared, method)
+        measures = self._watched.measures if saving.live else None
+        if (base := saving.base) is None:
+            return Stand(method=method, measures=measures)
+        sizes = base.key_bytes, base.newest_bytes, base.spared
+        return Stand(self._trail.lineage, *sizes, method, measures)
 
 
 def _serves(chosen: Chosen, saving: Saving) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,12 +13,12 @@ from typing import Any
 
 import torch
 
-from dynaquant_core.config import require
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins.agreement import ranks, require_all_well, tell_commit
 from dynaquant_core.plugins.deciding import Chosen, Decider
 from dynaquant_core.plugins.folder import copy_checkpoint, remove_folder, replacing
 from dynaquant_core.plugins.line import Line
+from dynaquant_core.plugins.local_path import local_path
 from dynaquant_core.plugins.marker import Marker, versions_of
 from dynaquant_core.plugins.options import PluginOptions
 from dynaquant_core.plugins.reading import on_marker, with_rest
@@ -35,9 +34,6 @@ from dynaquant_core.training.tolerance import told
 __all__ = ["PluginRun"]
 
 logger = logging.getLogger(__name__)
-
-#: "s3://bucket/x", and what is left of it once somebody made a Path of it.
-REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class PluginRun:
@@ -103,7 +99,7 @@ class PluginRun:
             evaluate: the framework's own measure, used where the options have none.
 
         Raises:
-            ConfigError: something is no model, no optimizer or no function.
+            ConfigError: something is no model, no optimizer or no function, or a model is sharded.
         """
         self._watched.set(model, optimizers if self.enabled else (), evaluate)
 
@@ -129,8 +125,12 @@ class PluginRun:
 
     # -- saving ------------------------------------------------------------------------------------
 
-    def meet(self, step: int) -> None:
+    def meet(self, step: int, come: Callable[[int, Exception | None], None] = require_all_well) -> None:
         """`wait` for all ranks together: before a save in which they wait for each other.
+
+        Args:
+            step: completed optimizer steps.
+            come: how they come together, as `Meeting.come` where every process counts and calls by itself.
 
         Raises:
             SaveError: something failed since the last call, here or on another rank, which it names.
@@ -138,13 +138,13 @@ class PluginRun:
         """
         if not self.enabled:
             return
-        problem = None
+        self._chosen, self._shares, problem = None, ranks() > 1, None
         try:
             self._settle()
         except DynaQuantError as error:
             problem = error
         with told(raises=self._raises):
-            require_all_well(step, problem)
+            come(step, problem)
 
     def choose(self, step: int, tree: Any) -> None:
         """Searches for what the save of ``step`` that follows will store.
@@ -209,7 +209,7 @@ class PluginRun:
         try:
             self._settle()  # never two saves in memory, and a delta needs its base
             with told(raises=self._raises):
-                self._save(_local(folder), step, tree, started, note or {})
+                self._save(local_path(folder), step, tree, started, note or {})
         finally:
             self._end()
             if awaited is not None:
@@ -230,11 +230,11 @@ class PluginRun:
         the next call, as for a save.
         """
         if self.enabled:
-            job = partial(copy_checkpoint, _local(source), _local(target), note)
+            job = partial(copy_checkpoint, local_path(source), local_path(target), note)
             self._line.put(f"the copy of {source} to {target}", job, begin())
 
-    def remove(self, folder: str | os.PathLike[str]) -> None:
-        """Removes a folder, or a native file, after the saves that are under way.
+    def remove(self, folder: str | os.PathLike[str], *, only_if: Callable[[], bool] = lambda: True) -> None:
+        """Removes a folder, or a native file, after the saves that are under way, ``only_if`` still so then.
 
         It stays, and the log says so, where one of those saves fails, or the last one failed before it was
         under way: it may be the last whole one.
@@ -243,7 +243,7 @@ class PluginRun:
         if why:
             logger.warning("%s is not removed, as %s", folder, why)
             return
-        job = partial(_remove, _local(folder))
+        job = partial(_remove, local_path(folder), only_if)
         job() if self._line.idle else self._line.put(f"the removal of {folder}", job)
 
     # -- loading -----------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class PluginRun:
         self._line.join()
         await_saves()
         self._chosen = None  # made against another base
-        place = _local(folder)
+        place = local_path(folder)
 
         def action(marker: Marker) -> Any:
             tree = self._trail.load(place, marker.link, device)
@@ -382,15 +382,9 @@ class PluginRun:
                 self._report(info)
 
 
-def _local(folder: str | os.PathLike[str]) -> Path:
-    """An absolute path, so that a job does the right thing wherever the process has gone meanwhile."""
-    text = os.fspath(folder)
-    require(REMOTE.match(text) is None, f"{text!r} is a remote path; save into a local or mounted folder.")
-    return Path(text).absolute()
-
-
-def _remove(folder: Path) -> None:
+def _remove(folder: Path, only_if: Callable[[], bool]) -> None:
     try:
-        remove_folder(folder)
+        if only_if():
+            remove_folder(folder)
     except DynaQuantError as error:
         logger.warning("an old checkpoint could not be removed: %s", error)

@@ -19,6 +19,7 @@ from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.subject import named
+from dynaquant_core.training.whole import require_whole
 
 __all__ = ["Models", "Optimizers", "Watched"]
 
@@ -57,13 +58,15 @@ class Watched:
         """Watches these from now on; the same ones again change nothing.
 
         Raises:
-            ConfigError: something is no model, no optimizer or no function.
+            ConfigError: something is no model, no optimizer or no function, or a model is sharded.
         """
         models, listed = named(model), _listed(optimizers)
         _require_kinds(models.values(), nn.Module, "torch.nn.Module")
         _require_kinds(listed, Optimizer, "torch.optim.Optimizer")
         evaluate = self._options.evaluate or evaluate
         same_model = self.model is not None and _are_same(named(self.model).values(), models.values())
+        if not same_model:
+            require_whole(models.values())
         if not (same_model and _are_same(self.optimizers, listed)):
             self._collector.close()
             self._collector = GradientCollector(listed, parameter_names(models), spare=self._spare)
@@ -73,6 +76,11 @@ class Watched:
         if not (same_model and evaluate is self._evaluate):
             self._set_chooser(model, evaluate)
         self.model, self.optimizers, self._evaluate = model, listed, evaluate
+
+    @property
+    def measures(self) -> bool:
+        """Whether there is an ``evaluate``, of the run's or of the framework's."""
+        return self._evaluate is not None
 
     def use_method(self, method: Method) -> None:
         """Searches for another method from now on: a run that was loaded goes on with its own."""

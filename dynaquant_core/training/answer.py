@@ -70,6 +70,17 @@ class Answer:
                 raise earlier
         return True
 
+    def drop(self, step: int) -> None:
+        """Answers no more: nothing has moved here since the run began, or was restored, at ``step``."""
+        asked = self._signals.take()
+        if asked is not None:
+            logger.warning(
+                "%s is not answered: this Checkpointer was told of no step since it was at step %d, so its "
+                "weights are saved under none",
+                asked,
+                step,
+            )
+
     def close(self) -> None:
         """Waits for the signals no longer; one that was not answered is told in the log."""
         self._signals.close()

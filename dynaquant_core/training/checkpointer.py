@@ -82,8 +82,9 @@ class Checkpointer:
         on_error: whether a save that fails raises ("raise") or is logged ("warn"); training is untouched
             either way.
         save_on: signals, such as ``("SIGTERM",)``, after which the next `step` saves and waits for the
-            commit.  The process is not ended: look at `requested_by`.  Main thread only.  Forked children
-            (data loaders) do not inherit it.
+            commit, or the end of the ``with`` block, if there was a `step` or `save` before.  The process is
+            not ended: look at `requested_by`.  Main thread only.  Forked children (data loaders) do not
+            inherit it.
 
     Raises:
         ConfigError: an argument is of the wrong type or out of range.

@@ -11,24 +11,17 @@ from torch import nn
 from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.state import flatten
 from dynaquant_core.state.compressed import is_compressed
-from dynaquant_core.state.leaves import SHARDED
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.disabled import DISABLE
 from dynaquant_core.training.names import canonical_name, parameter_names
 from dynaquant_core.training.optimizers import is_sharded
 from dynaquant_core.training.subject import Subject
+from dynaquant_core.training.whole import require_whole
 
 __all__ = ["look_at_folder", "look_at_subject", "warn_of_unsavable"]
 
 logger = logging.getLogger(__name__)
-
-#: Classes by name, since importing theirs takes a second: FSDP's modules, and parameters of one rank's share.
-SHARDING = SHARDED | {"FullyShardedDataParallel", "FSDPModule"}
-
-#: How plain parameters are marked that hold a share only: those inside of FSDP, under any name, and the empty
-#: ones that DeepSpeed leaves.
-MARKS = {"_fsdp_flattened": "a parameter of FSDP", "ds_id": "a parameter of ZeRO-3"}
 
 
 def look_at_subject(subject: Subject) -> None:
@@ -54,19 +47,9 @@ def _require_whole(subject: Subject) -> None:
     """Refuses models and optimizers that this process holds a share of only.
 
     Raises:
-        ConfigError: a module is FSDP's, a parameter is a shard, or an optimizer keeps its state on several
-            ranks; nothing was asked of other ranks.
+        ConfigError: as `whole.require_whole`, or an optimizer keeps its state on several ranks.
     """
-    for model in subject.models.values():
-        for name, item in (*model.named_modules(), *model.named_parameters()):
-            kinds = {kind.__name__ for kind in type(item).__mro__} & SHARDING
-            kinds |= {kind for mark, kind in MARKS.items() if hasattr(item, mark)}
-            if kinds:
-                which, kind = name or "the whole of it", min(kinds)
-                raise ConfigError(
-                    f"the model is sharded ({which} is {kind}): a Checkpointer saves what its process holds "
-                    "whole, alone or under DDP; save this one with torch.distributed.checkpoint."
-                )
+    require_whole(subject.models.values())
     for optimizer in filter(is_sharded, subject.optimizers.values()):
         raise ConfigError(
             f"the optimizer is sharded ({type(optimizer).__name__} keeps the state of some parameters on "

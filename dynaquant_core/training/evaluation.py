@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ __all__ = ["Evaluation"]
 #: By which DDP decides in a forward pass whether rank 0's buffers go to all.
 FORWARD_SYNC = "require_forward_param_sync"
 
+#: By which it decides there whether to ask all ranks for their inputs, and what it holds outside of `Join`.
+JOIN = "_join_config"
+NOT_JOINING = SimpleNamespace(enable=False, throw_on_early_termination=False, is_first_joinable=False)
+
 
 class Evaluation:
     """Runs ``evaluate`` in evaluation mode, without gradients; flags, buffers and random streams come back.
@@ -29,8 +34,8 @@ class Evaluation:
     ``requires_grad`` and ``.grad``, the default dtype and other settings of torch.
 
     Every call begins from the same random streams, so an evaluation that draws numbers draws the same ones
-    for every candidate.  Under DDP no forward pass broadcasts buffers meanwhile, whoever holds the module:
-    this rank measures alone, and the others train on.
+    for every candidate.  Under DDP no forward pass broadcasts buffers meanwhile, nor asks inside of `Join`
+    who is done, whoever holds the module: this rank measures alone, and the others train on.
 
     Args:
         evaluate: takes nothing, or the model as given to the Checkpointer; returns a number, or one a batch.
@@ -69,7 +74,7 @@ class Evaluation:
             EvaluationError: evaluate, or the generator that it returned, raised (chained); or it returned
                 something else than numbers.
         """
-        with untouched(self.models), _broadcasting_nothing(), torch.no_grad():
+        with untouched(self.models), _asking_nobody(), torch.no_grad():
             for model in self.models:
                 model.eval()
             torch.clear_autocast_cache()  # inside autocast, cached casts would be of other weights
@@ -86,25 +91,31 @@ class Evaluation:
 
 
 @contextmanager
-def _broadcasting_nothing() -> Iterator[None]:
+def _asking_nobody() -> Iterator[None]:
     """Inside of it no forward pass of DDP waits on other ranks, and none changes whether later ones do.
 
-    The flag is DDP's own, which it sets anew in every pass.  It is shadowed in the class, because
+    The flags are DDP's own, of which it sets one anew in every pass.  They are shadowed in the class, because
     ``evaluate`` may run a wrapper of the model that nobody has given us.
     """
     if FORWARD_SYNC in vars(DistributedDataParallel):  # an evaluation inside of one
         yield
         return
-    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, _keep_first))
+    setattr(DistributedDataParallel, FORWARD_SYNC, property(lambda _: False, _keep_first(FORWARD_SYNC)))
+    setattr(DistributedDataParallel, JOIN, property(lambda _: NOT_JOINING, _keep_first(JOIN)))
     try:
         yield
     finally:
         delattr(DistributedDataParallel, FORWARD_SYNC)
+        delattr(DistributedDataParallel, JOIN)
 
 
-def _keep_first(wrapper: DistributedDataParallel, value: bool) -> None:
-    """Sets the flag of a wrapper that is made meanwhile; those that have one keep it."""
-    vars(wrapper).setdefault(FORWARD_SYNC, value)
+def _keep_first(name: str) -> Callable[[DistributedDataParallel, Any], None]:
+    """Sets a flag of a wrapper that is made meanwhile; those that have one keep it."""
+
+    def keep(wrapper: DistributedDataParallel, value: Any) -> None:
+        vars(wrapper).setdefault(name, value)
+
+    return keep
 
 
 def _wants_model(evaluate: Callable[..., Any]) -> bool:

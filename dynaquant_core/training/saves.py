@@ -31,6 +31,8 @@ class Saves:
     Attributes:
         raises: may be changed.
         step: of the last save that came to the worker, or of the checkpoint that was put back since.
+        moved: whether this object was told of a step, or to save, since it was made or put back.  One that
+            was not knows of no step that its weights are of: under DDP that is every rank but the saving one.
         misfit: a checkpoint of the folder was put back in part only, or could not be, and nothing else says
             that the folder is this run's.
     """
@@ -46,6 +48,7 @@ class Saves:
     ) -> None:
         self.raises = raises
         self.step: int | None = None
+        self.moved = False
         self.misfit = False
         self._own = False  # this object has saved into the folder, or restored from it
         self._store = store
@@ -72,7 +75,7 @@ class Saves:
         if self.misfit and not again:
             logger.warning("a save was asked for in a restore() that did not end well, and is not made")
             return
-        self.step = None
+        self.step, self.moved = None, True
         with told(raises=self.raises):
             self._worker.wait()
         with told(raises=self.raises):
@@ -88,7 +91,7 @@ class Saves:
         """Tells that a checkpoint was put back; None: there was none yet."""
         self.misfit, self._own = False, self._own or step is not None
         # A save of the same step in another life is another one; what was asked for in there adds nothing.
-        self.step = step
+        self.step, self.moved = step, self.moved and step is None
 
     def not_restored(self, error: BaseException) -> None:
         """Tells that a restore has failed.
@@ -102,7 +105,17 @@ class Saves:
             self.misfit = True
 
     def answer(self, step: int, save: Callable[[], None], *, last: bool = False) -> bool:
-        """Saves if a signal has asked for it (`Answer.give`); whether one has."""
+        """Saves if a signal has asked for it (`Answer.give`); whether one has.
+
+        Args:
+            step: completed optimizer steps.
+            save: saves the state as it is.
+            last: nobody tells of a step, it is the end.
+        """
+        if last and not self.moved:
+            self._answer.drop(step)
+            return False
+        self.moved = True
         saved = self.step == step  # perhaps within a tighter threshold
         return self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
 

@@ -34,15 +34,19 @@ def install(
     replaces the options; steps go on, whatever is prepared by then.  For another training with the same
     accelerator, `Installed.close` the first: then they begin at 0.
 
+    Under data parallelism let every process call ``save_state``.  Where the main one alone does, it waits for
+    the others for half a minute, at first, and saves without them and without a search: with ``evaluate``
+    the weights are then exact.  Under automatic naming Accelerate itself waits for all.
+
     Args:
         accelerator: after ``prepare``.
         every: optimizer steps between your calls of ``save_state``, if regular; None: the distance of the
             last two is taken to go on.  It says when gradients are worth averaging, not when to save.
         evaluate: takes nothing, or the unwrapped model; returns a number, or one a batch, on fixed held-out
             batches.  Of several models it gets a mapping, ``{"model_0": ..., "model_1": ...}`` in the order
-            of ``prepare``, averages with them.  Under data parallelism every process calls it, for other
-            candidates: it must see the same data everywhere and use no collectives.  None: a fixed careful
-            configuration is used.
+            of ``prepare``, averages with them.  Under data parallelism every process is given it and calls
+            it, for other candidates: it must see the same data everywhere and use no collectives.  None: a
+            fixed careful configuration is used.
         threshold: allowed relative degradation at each checkpoint, a share (0.01 = 1%).
         mode: whether the metric is to be minimised ("min") or maximised ("max").
         method: name, mapping with a name and options, or method object; None: the project's default.
@@ -76,4 +80,4 @@ def install(
     before = vars(accelerator).get(PLACE)
     if before is not None:
         before.close()
-    return Installed(accelerator, options, every, done=0 if before is None else before.step)
+    return Installed(accelerator, options, every, before)

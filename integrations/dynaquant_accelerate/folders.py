@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -15,8 +14,11 @@ from dynaquant_accelerate.shadows import STUB
 from dynaquant_core.plugins import is_checkpoint
 
 __all__ = [
+    "OPTIMIZER",
     "SIGN",
+    "Identity",
     "InstallFirst",
+    "identity",
     "is_native",
     "is_sign",
     "is_unfinished",
@@ -36,7 +38,7 @@ _PART: Final = ".sign.part"
 _WEIGHTS: Final = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
 
 #: Where Accelerate keeps the first optimizer; `STUB` in a checkpoint of ours.
-_OPTIMIZER: Final = "optimizer.bin"
+OPTIMIZER: Final = "optimizer.bin"
 
 #: Where Accelerate keeps random streams, the last of its files that every checkpoint has.
 _STREAMS: Final = "random_states_0.pkl"
@@ -53,29 +55,39 @@ class InstallFirst:
     """
 
 
-def weights_in(folder: Path) -> dict[Path, Any]:
-    """The files that Accelerate takes for weights, and what tells that they were written again.
+class Identity(NamedTuple):
+    """What tells that a file was written again."""
+
+    inode: int
+    size: int
+    modified: int
+
+
+def identity(path: Path) -> Identity:
+    """That of a file."""
+    status = path.stat()
+    return Identity(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def weights_in(folder: Path) -> dict[Path, Identity]:
+    """The files that Accelerate takes for weights; our `SIGN` is one.
 
     Example:
         >>> weights_in(Path("no such folder"))
         {}
     """
     inside = folder.iterdir() if folder.is_dir() else ()
-    return {path: _identity(path) for path in inside if _WEIGHTS.fullmatch(path.name)}
+    return {path: identity(path) for path in inside if _WEIGHTS.fullmatch(path.name)}
 
 
-def put_sign(folder: Path, stale: Mapping[Path, Any]) -> None:
+def put_sign(folder: Path, *, replace: bool = False) -> None:
     """Writes `SIGN` into a folder of ours, whole or not at all.
 
     Args:
         folder: that is being saved into.
-        stale: its `weights_in` before the save; as they would pass for ours, they go, but not those that a
-            hook of the user has written since.
+        replace: whether also where a file of that name is.
     """
-    for path, before in stale.items():
-        if path.exists() and _identity(path) == before:
-            path.unlink()
-    if (folder / SIGN).exists():
+    if (folder / SIGN).exists() and not replace:
         return
     content = io.BytesIO()
     torch.save(InstallFirst(), content)
@@ -90,7 +102,7 @@ def is_sign(path: Path) -> bool:
 
 def is_native(folder: Path) -> bool:
     """Whether the save into a folder that ended last was Accelerate's own: its state is there."""
-    optimizer = folder / _OPTIMIZER
+    optimizer = folder / OPTIMIZER
     if not optimizer.is_file() or _says(optimizer, STUB["dynaquant"]):
         return False
     return not is_sign(folder / SIGN) or len(weights_in(folder)) > 1
@@ -105,7 +117,7 @@ def is_unfinished(folder: Path) -> bool:
     """
     if is_checkpoint(folder) or is_native(folder):
         return False
-    if (folder / _OPTIMIZER).is_file() or is_sign(folder / SIGN):
+    if (folder / OPTIMIZER).is_file() or is_sign(folder / SIGN):
         return True
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= {_PART}
 
@@ -145,11 +157,6 @@ def number_of(folder: Path) -> int | None:
 def _says(path: Path, text: str) -> bool:
     small = path.is_file() and path.stat().st_size <= _SIGN_BYTES
     return small and text.encode() in path.read_bytes()
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _is_whole(folder: Path) -> bool:

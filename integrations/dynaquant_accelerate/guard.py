@@ -10,7 +10,7 @@ import accelerate
 
 from dynaquant_accelerate.folders import is_native, is_unfinished
 from dynaquant_core.errors import ConfigError, DependencyError, NotAStoreError
-from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins import is_checkpoint, require_whole
 from dynaquant_core.plugins.marker import Marker
 
 __all__ = ["require_known", "require_ours", "require_whole_weights"]
@@ -42,7 +42,7 @@ def require_known(accelerator: Any) -> None:
 
 
 def require_whole_weights(accelerator: Any) -> None:
-    """Raises ConfigError for set-ups that spread tensors over processes, or write on every node."""
+    """Raises ConfigError for set-ups and models that spread tensors over processes or write on each node."""
     kind = accelerator.distributed_type.value
     if kind not in WHOLE:
         raise ConfigError(
@@ -55,6 +55,7 @@ def require_whole_weights(accelerator: Any) -> None:
             "dynaquant_accelerate writes each checkpoint once, into a folder that all nodes see: leave out "
             "save_on_each_node=True."
         )
+    require_whole(getattr(accelerator, "_models", ()))
 
 
 def require_ours(folder: Path) -> bool:

@@ -13,9 +13,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from dynaquant_accelerate.folders import is_sign, put_sign, weights_in
+from dynaquant_accelerate.folders import is_sign, weights_in
+from dynaquant_accelerate.former import Former
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
+from dynaquant_accelerate.loaders import as_before
 from dynaquant_accelerate.naming import Naming
 from dynaquant_accelerate.prepared import averages, inner_optimizers, whose, written_of
 from dynaquant_accelerate.schedule import Steps, steps_of
@@ -25,6 +27,7 @@ from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns
 from dynaquant_core.plugins.agreement import on_all_ranks
+from dynaquant_core.plugins.meeting import Meeting
 from dynaquant_core.plugins.refusal import is_refusal
 
 __all__ = ["PLACE", "Installed"]
@@ -45,18 +48,26 @@ class Installed:
         accelerator: after ``prepare``.
         options: how checkpoints are made.
         every: optimizer steps between saves, or None.
-        done: optimizer steps completed so far.
+        before: the `Installed` that this one replaces, closed; its steps go on.
     """
 
-    def __init__(self, accelerator: Any, options: PluginOptions, every: int | None, done: int = 0) -> None:
-        self._accelerator, self._naming = accelerator, Naming(accelerator)
-        self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate)
+    def __init__(
+        self,
+        accelerator: Any,
+        options: PluginOptions,
+        every: int | None,
+        before: Installed | None = None,
+    ) -> None:
+        self._accelerator, self._naming, self._former = accelerator, Naming(accelerator), Former()
+        self._evaluate = None if options.evaluate is None else _of_the_model(options.evaluate, accelerator)
         options = replace(options, evaluate=None)
         self._raises = options.on_error == "raise"
         self._tracking = Tracking(accelerator)
         self._run = PluginRun(options, framework="accelerate", report=self._tracking.put)
         self._watch()
-        self._steps = Steps(self._counted, every, self._run.look_ahead, done)
+        self._steps = Steps(self._counted, every, self._run.look_ahead)
+        if before is not None:
+            self._steps.go_on(before._steps)
         self._save, self._load = accelerator.save_state, accelerator.load_state
         self._end, self._free = accelerator.end_training, accelerator.free_memory
         self._turns = Turns()
@@ -100,24 +111,30 @@ class Installed:
         return places[0] if places else None
 
     def _save_state(self, output_dir: str | None, *args: Any, **kwargs: Any) -> Any:
-        run, step = self._run, self._steps.done
-        run.meet(step)
+        run, steps = self._run, self._steps
+        meeting = Meeting(steps.done, steps.since, call="save_state", alone=not self._naming.automatic)
+        run.meet(steps.done, meeting.come)
         if not run.enabled:
             return None
+        if meeting.together:
+            steps.agree(meeting.step)
+        step = steps.done
         self._watch()  # what was prepared or registered since belongs to it
         try:
-            with on_all_ranks(step), self._everyone():
+            with self._with_all(meeting):
                 self._naming.clear_the_way()
-            with self._naming.numbered_together(), on_all_ranks(step), self._everyone():
+            with self._naming.numbered_together(), self._with_all(meeting):
                 place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
         except (OSError, RuntimeError) as error:
             return self._refused(error)
         tree = state_of(self._accelerator, models, written, step)
-        run.choose(step, tree)  # from here on nobody waits: where a process cannot measure, the others leave
+        if meeting.together:  # a process that saves alone, or comes too late, has nobody to wait for
+            run.choose(step, tree)  # from here on nobody waits: where one cannot measure, the others leave
         if self._accelerator.is_main_process:
             run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
+            self._former.remove(run, Path(place))
             self._naming.rotate(run)
-        self._steps.saved()
+        steps.saved()
         return place
 
     def load_state(
@@ -166,6 +183,15 @@ class Installed:
             self._steps.close()
 
     @contextmanager
+    def _with_all(self, meeting: Meeting) -> Iterator[None]:
+        """What fails inside all hear of, and every file is there at its end; one alone waits for nobody."""
+        if not meeting.together:
+            yield
+            return
+        with on_all_ranks(meeting.step), self._everyone():
+            yield
+
+    @contextmanager
     def _everyone(self) -> Iterator[None]:
         """Waits at its end for all processes, failed or not, however long: then every file is there."""
         try:
@@ -204,17 +230,17 @@ class Installed:
         """
         models: list[nn.Module] = []
         written: list[nn.Module] = []
-        stale = {} if output_dir is None else weights_in(Path(output_dir))
 
         def take_weights(all_models: list[nn.Module], weights: list[Any], folder: str) -> None:
             models.extend(whose(weights, all_models))
             written.extend(written_of(weights, all_models, models))
             weights.clear()
             if self._accelerator.is_main_process:
-                put_sign(Path(folder), stale)
+                self._former.sign(Path(folder))
 
         hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
-        with self._naming.nothing_goes(), self._naming.claimed(), giving_stubs(self._held()), hook:
+        claimed = self._naming.claimed(self._former.look)
+        with self._naming.nothing_goes(), claimed, giving_stubs(self._held()), hook:
             return self._save(output_dir, *args, **kwargs), models, written
 
     def _give_weights(self, weights_only: bool, models: list[nn.Module], folder: str) -> None:
@@ -232,14 +258,19 @@ class Installed:
         return [*self._accelerator._optimizers, *averages(self._accelerator)]
 
 
-def _of_the_model(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """``evaluate`` of the one prepared model without its averages; of all by name where there are more."""
+def _of_the_model(evaluate: Callable[..., Any], accelerator: Any) -> Callable[..., Any]:
+    """``evaluate`` of the one prepared model without its averages; of all by name where there are more.
+
+    What it reads of the accelerator's loaders, it reads inside of the call, also where it gives a generator.
+    """
 
     @wraps(evaluate)
     def measure(*given: Any) -> Any:
         models = tuple(map(_models, given))
         try:
-            return evaluate(*models)
+            with as_before(accelerator):
+                found = evaluate(*models)
+                return list(found) if isinstance(found, Iterator) else found
         except (TypeError, AttributeError, KeyError) as error:
             if not models or isinstance(models[0], nn.Module):
                 raise

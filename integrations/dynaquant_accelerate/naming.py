@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,17 +77,22 @@ class Naming:
             project.total_limit = limit
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claimed(self, look: Callable[[Path], None]) -> Iterator[None]:
         """Inside the context a save signs its folder before hooks of the user write into it.
 
         One that dies in such a hook would leave a folder that nobody can tell from the user's own.
+
+        Args:
+            look: called on the main process with the folder, before anything is written there.
         """
         hooks = self._accelerator._save_model_state_pre_hook
         main = self._accelerator.is_main_process
 
         def claim(_models: Any, _weights: Any, folder: str) -> None:
+            if main:
+                look(Path(folder))
             if main and self.automatic:  # a folder that the user names is no obstacle
-                put_sign(Path(folder), {})
+                put_sign(Path(folder))
 
         handle = self._accelerator.register_save_state_pre_hook(claim)
         hooks.move_to_end(handle.id, last=False)

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,9 @@ from dynaquant_core.plugins.new_folder import copy_files, new_folder
 __all__ = ["export"]
 
 logger = logging.getLogger(__name__)
+
+#: Where Accelerate looks for weights before it looks under the name of `SIGN`.
+SAFE: Final = "model.safetensors"
 
 
 def export(
@@ -79,6 +82,8 @@ def _write(tree: Mapping[str, Any], folder: Path, prefix: str) -> None:
         file = folder / _numbered(SIGN, place)
         if named or not file.exists():  # a hook of the user may have written weights under this name
             _save(named, file)
+        if named:  # what the user has put there is not of this checkpoint
+            (folder / _numbered(SAFE, place)).unlink(missing_ok=True)
     stubs = [path for path in sorted(folder.glob("custom_checkpoint_*.pkl"), key=_number) if _is_stub(path)]
     for place, path in enumerate(stubs):  # there are none without a source
         _save(averages.get(place, {}), path)

@@ -28,10 +28,10 @@ class Steps:
             gradient scaler skips is none.
         every: optimizer steps between saves, or None.
         look_ahead: told after every step how many are left; None where nobody knows.
-        done: steps completed so far.
 
     Attributes:
         done: completed steps.
+        since: the step that was restored; None where none was.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class Steps:
         counted: Callable[[], Iterable[Optimizer]],
         every: int | None,
         look_ahead: Callable[[int | None], None],
-        done: int = 0,
     ) -> None:
-        self.done = done
+        self.done = 0
+        self.since: int | None = None
         self._every = every
         self._look_ahead = look_ahead
         self._saves: list[int] = []
         self._counted = counted
         self._of_each: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._origin = done  # steps of the run before those in `_of_each`
+        self._origin = 0  # steps of the run before those in `_of_each`
         handle = register_optimizer_step_post_hook(_counting(weakref.ref(self)))
         self._hooks = OwnedHooks(self, [handle])
         self._look_ahead(self.left)
@@ -70,9 +70,21 @@ class Steps:
 
     def restored(self, step: int) -> None:
         """The run goes on from another step."""
-        self.done, self._saves = step, [step]
+        self.done, self._saves, self.since = step, [step], step
         self._begin()
         self._look_ahead(self.left)
+
+    def go_on(self, before: Steps) -> None:
+        """These are the next steps of the same run."""
+        self.done, self.since = before.done, before.since
+        self._begin()
+        self._look_ahead(self.left)
+
+    def agree(self, step: int) -> None:
+        """The main process has counted so many, which holds for all: inputs may be uneven."""
+        if step != self.done:
+            self.done = step
+            self._begin()
 
     def close(self) -> None:
         """Counts no more."""

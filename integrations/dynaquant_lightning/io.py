@@ -14,7 +14,7 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.config import require
-from dynaquant_core.plugins import PluginOptions, Turns
+from dynaquant_core.plugins import PluginOptions, Turns, require_whole
 from dynaquant_core.plugins.underway import await_saves
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import device_of, only_weights, require_ours, was_with_optimizer
@@ -75,7 +75,11 @@ class DynaQuantCheckpointIO(CheckpointIO):
             model: a module, as it was given to `fabric.setup` or as that returned it.
             optimizers: one or several, likewise.
             evaluate: used where the class was given none.
+
+        Raises:
+            ConfigError: the model is sharded.
         """
+        require_whole([_bare(model)])
         several = optimizers if isinstance(optimizers, Iterable) else [optimizers]
         self.runs.watch(_bare(model), [_bare(optimizer) for optimizer in several], evaluate)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from dynaquant_core.errors import (
     ConfigError,
@@ -17,6 +18,7 @@ from dynaquant_core.errors import (
 )
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, is_checkpoint, read_tree
 from dynaquant_core.plugins.folder import replacing
+from tests.gloo import a_group_of_one
 from tests.methods.toy_method import Rounding
 from tests.plugins.kit import checkpoint, clutter, exact_run, is_same, names_in, state
 from tests.store.kit import exact_store, small_state
@@ -28,6 +30,16 @@ def run():
     made = exact_run()
     yield made
     made.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about a group of one without a device
+def test_a_model_of_shards_is_refused_when_it_is_watched_not_after_hours(tmp_path, run):
+    """A framework knows of those that it shards itself; these are the user's."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    with a_group_of_one(tmp_path):
+        fully_shard(model[1])
+        with pytest.raises(ConfigError, match=r"is sharded \(1 is .*save this one with"):
+            run.watch(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 # -- what comes back ----------------------------------------------------------------------------------

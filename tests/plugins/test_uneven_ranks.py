@@ -9,7 +9,8 @@ import pytest
 from tests.gloo import Found, play
 from tests.plugins.uneven_ranks import LATE
 
-RANKS, ACTS = "tests.plugins.uneven_ranks", ("late", "zeros", "heavy", "ahead", "paged_out", "at_once")
+RANKS = "tests.plugins.uneven_ranks"
+ACTS = ("late", "zeros", "heavy", "ahead", "one_sided", "paged_out", "at_once")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,14 @@ def test_a_rank_that_comes_too_late_hears_so_at_once(found: Found) -> None:
     assert second < first < LATE
     for rank in found["late"]:
         assert any("rank 1 of 2 did not answer" in line for line in rank["told"])
+
+
+def test_ranks_of_which_one_alone_can_measure_hear_so_at_once(found: Found) -> None:
+    told = "ConfigError: rank 0 of 2 was given an evaluate and rank 1 none: give every process the same"
+    for rank in found["one_sided"]:
+        searched, exact = column(rank["saves"], "heard")
+        assert searched.startswith(told)
+        assert exact is None
 
 
 def test_values_that_say_nothing_settle_nothing(found: Found) -> None:

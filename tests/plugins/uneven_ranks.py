@@ -162,6 +162,22 @@ class Uneven(ranks.Rank):
             self.train(1)
         return [{"heard": heard}]
 
+    def one_sided(self) -> list[dict[str, Any]]:
+        """Rank 0 alone can measure; what each hears, also where all is exact and nothing is searched."""
+        os.environ[DEADLINE] = str(SHORT)
+        found: list[dict[str, Any]] = []
+        for exact in ((), "*"):
+            run = PluginRun(PluginOptions(exact=exact), framework="none")
+            run.watch(self.model, self.optimizer, evaluate=None if self.rank else self.losses)
+            try:
+                self.saves(run, self.model, len(found))
+                found.append({"heard": None})
+            except DynaQuantError as error:
+                found.append({"heard": f"{type(error).__name__}: {error}"})
+            run.close()
+        os.environ.pop(DEADLINE)
+        return found
+
     def paged_out(self) -> list[dict[str, Any]]:
         """An optimizer keeps its averages elsewhere, and rank 1 cannot read them; what each rank hears."""
         optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import dynaquant_core as dq
@@ -29,7 +31,10 @@ class Inside(nn.Module):
 
 
 def trained(folder: Path, act: str) -> tuple[list[list[float]], int]:
-    """Weights and running means after some steps, and how often rank 0 measured."""
+    """Weights and running means after some steps, and how often rank 0 measured.
+
+    Under "uneven" the ranks have other numbers of batches, which `Join` allows.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
     parallel = DistributedDataParallel(model)
@@ -39,19 +44,21 @@ def trained(folder: Path, act: str) -> tuple[list[list[float]], int]:
         measured.append(1)
         return given(held).square().mean().item()
 
-    given = {"given": parallel, "nested": Inside(parallel), "closed over": model, "without": model}[act]
+    given = {"given": parallel, "nested": Inside(parallel), "uneven": parallel}.get(act, model)
     evaluate = measure if given is not model else lambda: measure(parallel)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     saver = None
-    if rank == 0 and act != "without":
+    if rank == 0 and not act.startswith("without"):
         saver = dq.Checkpointer(folder, given, optimizer, every=2, evaluate=evaluate)
-    for step in range(4):
-        torch.manual_seed(2 * step + rank)
-        optimizer.zero_grad()
-        parallel(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
-        if saver is not None:
-            saver.step()
+    uneven = act.endswith("uneven")
+    with Join([parallel]) if uneven else contextlib.nullcontext():
+        for step in range(4 - 2 * rank if uneven else 4):
+            torch.manual_seed(2 * step + rank)
+            optimizer.zero_grad()
+            parallel(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            if saver is not None:
+                saver.step()
     if saver is not None:
         saver.close()
     return [tensor.flatten().tolist() for tensor in model.state_dict().values()], len(measured)

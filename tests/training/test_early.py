@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError
+from tests.gloo import a_group_of_one
 from tests.training.models import EXACT, build, train
 
 
@@ -29,10 +30,8 @@ class Kept:
 @pytest.fixture
 def alone(tmp_path):
     """A group of this process."""
-    rendezvous = f"file://{tmp_path}/rendezvous"
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+    with a_group_of_one(tmp_path):
+        yield
 
 
 def gathered(model):

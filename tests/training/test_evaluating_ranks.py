@@ -27,6 +27,13 @@ def test_a_search_on_one_rank_keeps_no_other_waiting_and_changes_nothing(tmp_pat
     assert one == bare_one
 
 
+def test_so_it_does_where_the_ranks_have_other_numbers_of_batches(tmp_path):
+    """Inside `Join` each forward pass of DDP asks all ranks who is done: rank 0 was alone in that."""
+    found = play("tests.training.evaluating_ranks", tmp_path, 2, "without uneven", "uneven")
+    assert [weights for weights, _ in found["uneven"]] == [weights for weights, _ in found["without uneven"]]
+    assert [measured > 0 for _, measured in found["uneven"]] == [True, False]
+
+
 def test_a_wrapper_that_is_made_inside_of_an_evaluation_works_after_it(one_rank):
     """As one that evaluate makes at its first call and keeps."""
     model, made = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), []

@@ -13,7 +13,7 @@ import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.store import writer
 from dynaquant_core.training.signals import SignalFlag
-from tests.training.models import EXACT, build, evaluate_net, train
+from tests.training.models import EXACT, build, evaluate_net, net_loss, one_step, train
 
 
 def test_a_signal_is_remembered_once_and_the_old_handler_comes_back():
@@ -150,6 +150,34 @@ def test_a_signal_after_the_last_step_is_answered_at_the_end(tmp_path, caplog):
     other.close()
     assert "nothing was saved for it" in caplog.text
     assert other.store.steps() == []
+
+
+def test_who_never_told_of_a_step_saves_nothing_at_the_end(tmp_path, caplog):
+    """Under DDP every rank restores and one saves: another wrote its weights under the step restored."""
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=1, **EXACT) as checkpoints:
+        train(model, optimizer, checkpoints, 2)
+    before = sorted(path.name for path in tmp_path.glob("*.dq"))
+    caplog.clear()
+    other, trained = build()
+    with dq.Checkpointer(tmp_path, other, trained, every=1, save_on="SIGUSR1", **EXACT) as checkpoints:
+        assert checkpoints.restore() == 2
+        one_step(other, trained, net_loss)  # as DDP has it
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert checkpoints.requested_by is None
+    assert sorted(path.name for path in tmp_path.glob("*.dq")) == before
+    assert caplog.text.count("SIGUSR1 is not answered") == 1
+    assert "not answered before the end" not in caplog.text
+    with dq.Checkpointer(tmp_path, other, trained, every=99, save_on="SIGUSR1", **EXACT) as checkpoints:
+        checkpoints.restore()
+        train(other, trained, checkpoints, 1)
+        checkpoints.restore(1)
+        os.kill(os.getpid(), signal.SIGUSR1)  # nothing was trained since
+    assert sorted(path.name for path in tmp_path.glob("*.dq")) == before
+    with dq.Checkpointer(tmp_path / "own", other, trained, save_on="SIGUSR1", **EXACT) as checkpoints:
+        checkpoints.save()
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert checkpoints.requested_by == "SIGUSR1"
 
 
 def test_a_signal_before_an_error_of_the_loop_saves_nothing(tmp_path):

@@ -95,6 +95,46 @@ def test_a_native_folder_that_is_saved_over_leaves_no_stale_weights(tmp_path):
     assert "model.safetensors" not in names(tmp_path / "same")
 
 
+@pytest.mark.parametrize("safe", [True, False])
+def test_weights_that_are_nobodys_checkpoint_stay_where_they_are(tmp_path, caplog, safe):
+    """An export of the user's, in the folder that is saved into and in one that automatic naming ignores."""
+    bench = train(build(tmp_path, options=EXACT), EPOCH)
+    out, exported = tmp_path / "out", bits(bench.model.state_dict())
+    bench.accelerator.save_model(bench.model, str(out), safe_serialization=safe)
+    [file] = names(out)
+    content = (out / file).read_bytes()
+    bench.accelerator.save_state(str(out))
+    bench.accelerator.project_configuration.automatic_checkpoint_naming = False
+    train(bench, 2 * EPOCH)
+    for _ in range(2):
+        bench.accelerator.save_state(str(out))
+    bench.ours.wait()
+    assert (out / file).read_bytes() == content
+    assert caplog.text.count(f"{file} in {out} is no part") == 1
+    again = resume(build(tmp_path, seed=3, options=EXACT), str(out))
+    assert everything(again) == everything(bench)
+    export(None, tmp_path / "native", out)
+    plain = build(tmp_path, ours=False, seed=3)
+    plain.accelerator.load_state(str(tmp_path / "native"))
+    assert exported != bits(plain.model.state_dict()) == bits(bench.model.state_dict())
+
+
+def test_a_native_checkpoint_that_is_saved_over_keeps_its_weights_until_ours_is_whole(tmp_path):
+    bench = build(tmp_path, ours=False)
+    bench.accelerator.project_configuration.automatic_checkpoint_naming = False
+    train(bench, EPOCH)
+    bench.accelerator.save_state(str(tmp_path / "same"))
+    bench.ours = install(bench.accelerator, **EXACT | {"on_error": "warn"})
+    bench.optimizer.param_groups[0]["odd"] = lambda: 0  # cannot be pickled
+    bench.accelerator.save_state(str(tmp_path / "same"))
+    assert "model.safetensors" in names(tmp_path / "same")
+    del bench.optimizer.param_groups[0]["odd"]
+    bench.accelerator.save_state(str(tmp_path / "same"))
+    bench.accelerator.save_model(bench.model, str(tmp_path / "same"))  # behind the save, by the user
+    bench.ours.wait()
+    assert "model.safetensors" in names(tmp_path / "same")
+
+
 def test_the_commands_tell_a_folder_that_was_saved_over_natively(tmp_path, capsys):
     bench = train(build(tmp_path, options=EXACT), EPOCH, save_every=EPOCH)
     bench.ours.wait()

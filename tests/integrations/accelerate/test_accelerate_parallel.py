@@ -7,7 +7,7 @@ from dynaquant_core.plugins import describe, is_checkpoint, read_tree
 from tests.integrations.accelerate.kit import EPOCH, names, python
 
 
-def together(*words, ranks=2):
+def together(*words, ranks=2, module="apart"):
     """Runs the ranks of one job; what each said."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -17,7 +17,7 @@ def together(*words, ranks=2):
     jobs = [
         python(
             "-m",
-            "tests.integrations.accelerate.apart",
+            f"tests.integrations.accelerate.{module}",
             *words,
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
@@ -51,6 +51,49 @@ def test_two_ranks_save_once_resume_and_leave_together(tmp_path):
         folder = tmp_path / place / "checkpoints" / "checkpoint_0"
         assert describe(folder).met is None  # nothing was found: the weights are exact
         assert {"random_states_0.pkl", "random_states_1.pkl"} <= set(names(folder))
+
+
+def by_itself(folder, act):
+    """What each rank found, and of each checkpoint its step and whether the threshold was measured."""
+    found = [json.loads(said) for said in together(folder, act, module="by_itself")]
+    described = {path.name: describe(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+    return *found, {name: (info.step, info.met) for name, info in described.items()}
+
+
+def test_the_main_process_may_save_alone(tmp_path):
+    """Natively it may; the others are in the next step, and wait for it there."""
+    first, second, stored = by_itself(tmp_path, "main_only")
+    assert first == [7, 1, 1]
+    assert second[0] == 7
+    assert stored["by-main-1"] == (2, None)
+    assert stored["by-main-2"] == (4, None)
+    assert stored["by-all"][0] == 6
+    assert stored["by-all-again"] == (7, True)
+    assert "random_states_1.pkl" in names(tmp_path / "by-all")
+
+
+def test_a_process_that_comes_too_late_waits_for_nobody(tmp_path):
+    first, second, stored = by_itself(tmp_path, "late")
+    assert (first, second) == ([7, 1, 0], [7, 0, 1])
+    assert stored == {"late-1": (2, True), "late-2": (4, None), "late-3": (6, True)}
+    assert "random_states_1.pkl" in names(tmp_path / "late-2")
+
+
+def test_where_processes_count_otherwise_the_main_one_s_step_holds(tmp_path):
+    first, second, stored = by_itself(tmp_path, "uneven")
+    assert first == second == [12, 13]
+    assert stored == {"uneven-1": (6, True), "uneven-2": (12, True), "uneven-3": (13, True)}
+
+
+def test_processes_that_restored_other_checkpoints_are_told(tmp_path):
+    (failed, *first), (of_the_other, *second), stored = by_itself(tmp_path, "apart")
+    assert failed.startswith("SaveError: a checkpoint could not be written in the background (FileNotFound")
+    assert of_the_other == f"SaveError: rank 0 of 2: {failed}"
+    assert first == second
+    told, step = first
+    assert told.startswith("SaveError: rank 1 of 2 is at step 5, restored at step 4, and rank 0 at step 3, ")
+    assert step == 5
+    assert list(stored) == ["apart-1", "apart-2", "apart-4"]
 
 
 def test_what_one_rank_cannot_write_or_remove_both_hear_and_go_on(tmp_path):

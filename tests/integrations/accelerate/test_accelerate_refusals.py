@@ -7,6 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import fully_shard
 
 from dynaquant_accelerate import install
 from dynaquant_accelerate.guard import require_known, require_whole_weights
@@ -18,6 +19,7 @@ from dynaquant_core.errors import (
     NotAStoreError,
     StateMismatchError,
 )
+from tests.gloo import a_group_of_one
 from tests.integrations.accelerate.kit import EPOCH, EXACT, Net, bits, build, evaluate, train
 
 
@@ -70,6 +72,18 @@ def test_sharded_set_ups_and_writing_on_every_node():
         require_whole_weights(
             SimpleNamespace(distributed_type=DistributedType.NO, project_configuration=project)
         )
+
+
+def test_a_model_that_the_user_has_sharded(tmp_path):
+    """Accelerate takes it for one that every process holds whole."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    with a_group_of_one(tmp_path):
+        accelerator = Accelerator(cpu=True)
+        fully_shard(model[1])
+        accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        with pytest.raises(ConfigError, match="is sharded"):
+            install(accelerator)
+        assert "save_state" not in vars(accelerator)
 
 
 def test_an_accelerate_that_lacks_what_is_used_here():

@@ -4,11 +4,13 @@ import pytest
 import torch
 from lightning.fabric import Fabric, seed_everything
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.plugins import describe, is_checkpoint, read_tree
 from dynaquant_lightning import DynaQuantCheckpointIO
+from tests.gloo import a_group_of_one
 from tests.integrations.lightning.kit import EXACT, bits, loaders
 
 
@@ -36,6 +38,15 @@ class Loop:
 
     def everything(self):
         return bits([self.model.state_dict(), self.optimizer.state_dict(), self.state["step"]])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about a group of one without a device
+def test_a_model_that_the_user_has_sharded_is_refused_before_it_is_trained(tmp_path):
+    loop = Loop()
+    with a_group_of_one(tmp_path):
+        fully_shard(loop.model.module[2])
+        with pytest.raises(ConfigError, match="is sharded"):
+            loop.io.watch(loop.model, loop.optimizer)
 
 
 def test_a_resumed_loop_is_the_uninterrupted_one(tmp_path):
