@@ -99,6 +99,17 @@ def test_what_the_system_refuses_costs_one_row(tiny_file: Path, jobs: int) -> No
     assert [run["seed"] for run in kept] == [0, 2]
 
 
+def test_a_row_that_fails_costs_no_row_that_would_have_had_it_for_its_baseline(tiny_file: Path) -> None:
+    base = [*EXACT, "steps=20", "output=out"]
+    run_experiment(tiny_file, [*base, "seeds=[7]"])
+    Path("out/run-1/process.log").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"run-1/process\.log cannot be written"):
+        run_experiment(tiny_file, [*base, "seeds=[7, 0]", "grid={failures: [0, 1]}"])
+    kept = json.loads(Path("out/results.json").read_text(encoding="utf-8"))["runs"]
+    assert [(run["seed"], len(run["failures"])) for run in kept] == [(7, 0), (7, 1), (0, 1)]
+    assert kept[-1]["final"]["same_bits"], "its baseline was trained for it"
+
+
 def test_an_error_of_the_system_leaves_the_rest_to_go_on() -> None:
     def refused() -> None:
         raise OSError(24, "Too many open files")

@@ -73,7 +73,7 @@ class Kind(ABC):
 
     @abstractmethod
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:
-        """What a run waits for: a task of its own, the name of another run, or nothing.
+        """What a run waits for: a task that it needs, the end of another run, by name, or nothing.
 
         Args:
             planned: the run.
