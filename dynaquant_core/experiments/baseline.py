@@ -143,7 +143,7 @@ def train_baseline(
         found = find_baseline(key, interval)
         if found is not None:
             return found
-        here = machine_here(machine["threads"])
+        here = machine_here(machine["threads"], experiment.model)
         other = find_baseline(baseline_key(experiment, fingerprint, here), interval)
         if other is not None:
             _tell_apart(label, machine, here)
@@ -167,7 +167,11 @@ def _trained(job: Job, fingerprint: str, machine: Machine, label: str, report: R
 
 
 def _tell_apart(label: str, wanted: Machine, found: Machine) -> None:
-    differing = [f"{name} {wanted[name]}, not {found[name]}" for name in found if found[name] != wanted[name]]
+    differing = [
+        f"{name} {wanted.get(name, 'of some version')}, not {found[name]}"
+        for name in found
+        if found[name] != wanted.get(name)
+    ]
     logger.warning(
         "%s was trained on another machine than the uninterrupted run that it is compared with (%s): "
         "rounding alone makes them differ; keep runs/.baselines of that machine, or run it anew.",

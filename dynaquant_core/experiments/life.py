@@ -186,7 +186,7 @@ def note(job: Job, event: str, **fields: Any) -> None:
 
 def note_start(job: Job, restored: int = 0) -> None:
     """That a life begins, from a step, and on which machine."""
-    note(job, "start", restored=restored, machine=machine_here(job.threads))
+    note(job, "start", restored=restored, machine=machine_here(job.threads, job.experiment.model))
 
 
 def say(message: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from dynaquant_core.experiments.baseline import DECISIVE, KEPT, RECORD
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import write_json
+from dynaquant_core.experiments.machine import library_of
 from dynaquant_core.experiments.trainer import device_name
 from dynaquant_core.files import load_file
 
@@ -211,7 +212,7 @@ def _about(experiment: Experiment, fingerprint: str) -> dict[str, Any]:
     """What decides the recorded states, JSON-ready."""
     settings = experiment.as_dict()
     facts = {"format": [FORMAT, RECORD, WINDOW], "data_content": fingerprint}
-    machine = {"torch": torch.__version__, "device": device_name()}
+    machine = {"torch": torch.__version__, "device": device_name(), **library_of(experiment.model)}
     return {**{name: settings[name] for name in DECISIVE}, **facts, **machine}
 
 
