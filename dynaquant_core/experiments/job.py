@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,10 @@ def write_json(path: Path, data: Any) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}.") from None
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+        with suppress(OSError):  # what a full disk took of it
+            partial.unlink()

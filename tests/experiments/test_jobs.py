@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -59,6 +60,20 @@ def test_threads_that_write_the_same_file_do_not_take_it_from_each_other(tmp_pat
         list(pool.map(work, range(4)))
     assert json.loads(path.read_text(encoding="utf-8")) == {"steps": 3}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_left_of_a_file_that_a_disk_has_no_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_json(path, {"steps": 3})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"results\.json: cannot be written"):
+            write_json(path, {"steps": "3" * 200})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text(encoding="utf-8")) == {"steps": 3}
 
 
 def test_a_grid_that_gained_rows_runs_only_those(tiny_file: Path) -> None:
