@@ -108,8 +108,8 @@ def baseline_key(experiment: Experiment, fingerprint: str, machine: Machine) -> 
 
 
 def find_baseline(key: str, interval: int) -> Baseline | None:
-    """The cached baseline, or None; ``interval``: steps between its checkpoints."""
-    diary = events.read(FOLDER / key / "events.jsonl")
+    """The cached baseline, or None, as where it is damaged; ``interval``: steps between its checkpoints."""
+    diary = events.read_whole(FOLDER / key / "events.jsonl")
     return Baseline.of(diary, interval) if events.find(diary, "final") else None
 
 

@@ -151,7 +151,7 @@ def find_recording(folder: Path, experiment: Experiment, fingerprint: str) -> Re
     """The finished recording of a run; None where there is none, or where it was cut short.
 
     Raises:
-        ExperimentError: it is another run's, or a state has gone since it was finished.
+        ExperimentError: it is another run's, a state has gone since it was finished, or its diary is damaged.
     """
     require_same(folder, experiment, fingerprint)
     mark = folder / "finished.json"
@@ -162,7 +162,10 @@ def find_recording(folder: Path, experiment: Experiment, fingerprint: str) -> Re
     found = {str(step): _size(folder, step) for step in (0, *steps)}
     if sizes != found:
         raise ExperimentError(f"{folder}: states are not as they were written; {_AGAIN}.")
-    return Recording(folder, steps)
+    recording = Recording(folder, steps)
+    if not events.find(recording.diary, "final"):
+        raise ExperimentError(f"{folder}: events.jsonl does not say how the training ended; {_AGAIN}.")
+    return recording
 
 
 def checkpoint_steps(experiment: Experiment) -> tuple[int, ...]:

@@ -112,3 +112,17 @@ def test_only_what_nobody_makes_any_more_is_swept(tmp_path: Path) -> None:
     with own_folder(tmp_path / "key") as ours:
         sweep(tmp_path / "key")
         assert sorted(tmp_path.iterdir()) == [tmp_path / "key", ours]
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b'{"event"; "lo'])
+def test_a_damaged_baseline_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    publish(DIARY, "key", 10)
+    diary = FOLDER / "key" / "events.jsonl"
+    whole = diary.read_bytes()
+    diary.write_bytes(damage + whole[len(damage) :])
+    assert find_baseline("key", 10) is None
+    publish(DIARY, "key", 10)
+    assert diary.read_bytes() == whole
