@@ -125,6 +125,6 @@ def _locked(handle: int) -> bool:
         return False
     except OSError as error:
         raise StorageError(
-            f"a folder of an experiment cannot be locked: {error.strerror}; work on a file system that has locks."
+            f"a folder of an experiment cannot be locked ({error.strerror}); work on a file system that can."
         ) from error
     return True
