@@ -142,8 +142,8 @@ def row(name: str, store: dq.CheckpointStore, heldout: HeldOut) -> dict[str, Any
 
 
 def point(config: Any) -> str:
-    """The first setting of a config: bins, or the scale of a lattice."""
-    first = next(iter(config.as_dict().values()))
+    """The first setting of a config: bins, or the scale of a lattice; a dash where nothing can be set."""
+    first = next(iter(config.as_dict().values()), "-")
     return f"{first:.2f}" if isinstance(first, float) else str(first)
 
 

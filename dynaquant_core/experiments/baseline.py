@@ -18,6 +18,7 @@ from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.systems import TwoBitSystem
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.locks import own_folder, sweep
 from dynaquant_core.experiments.machine import Machine, lives_on, machine_here
 from dynaquant_core.experiments.supervisor import Report, complete
 
@@ -107,8 +108,8 @@ def baseline_key(experiment: Experiment, fingerprint: str, machine: Machine) -> 
 
 
 def find_baseline(key: str, interval: int) -> Baseline | None:
-    """The cached baseline, or None; ``interval``: steps between its checkpoints."""
-    diary = events.read(FOLDER / key / "events.jsonl")
+    """The cached baseline, or None, as where it is damaged; ``interval``: steps between its checkpoints."""
+    diary = events.read_whole(FOLDER / key / "events.jsonl")
     return Baseline.of(diary, interval) if events.find(diary, "final") else None
 
 
@@ -142,20 +143,19 @@ def train_baseline(
         found = find_baseline(key, interval)
         if found is not None:
             return found
-        here = machine_here(machine["threads"])
+        here = machine_here(machine["threads"], experiment.model)
         other = find_baseline(baseline_key(experiment, fingerprint, here), interval)
         if other is not None:
             _tell_apart(label, machine, here)
             return other
-        _sweep(key)
-        partial = FOLDER / f"{key}.{os.getpid()}"
-        job = Job(partial, experiment, saves=False, threads=machine["threads"], start=start)
-        return _trained(job, fingerprint, machine, label, report)
+        sweep(FOLDER / key)
+        with own_folder(FOLDER / key) as partial:
+            job = Job(partial, experiment, saves=False, threads=machine["threads"], start=start)
+            return _trained(job, fingerprint, machine, label, report)
 
 
 def _trained(job: Job, fingerprint: str, machine: Machine, label: str, report: Report) -> Baseline:
     """Kept under the machine that its process was on, whatever this one takes for it."""
-    shutil.rmtree(job.folder, ignore_errors=True)  # of a failure, whose log was worth keeping until now
     job.write()
     diary = complete(job, (), f"baseline of {label}", report)
     (made,) = lives_on(diary)
@@ -167,7 +167,11 @@ def _trained(job: Job, fingerprint: str, machine: Machine, label: str, report: R
 
 
 def _tell_apart(label: str, wanted: Machine, found: Machine) -> None:
-    differing = [f"{name} {wanted[name]}, not {found[name]}" for name in found if found[name] != wanted[name]]
+    differing = [
+        f"{name} {wanted.get(name, 'of some version')}, not {found[name]}"
+        for name in found
+        if found[name] != wanted.get(name)
+    ]
     logger.warning(
         "%s was trained on another machine than the uninterrupted run that it is compared with (%s): "
         "rounding alone makes them differ; keep runs/.baselines of that machine, or run it anew.",
@@ -200,39 +204,20 @@ def publish(diary: Sequence[Event], key: str, interval: int) -> Baseline:
     baseline = Baseline.of(diary, interval)
     with _in_turn(key):
         if find_baseline(key, interval) is None:
-            partial = FOLDER / f"{key}.{os.getpid()}"
-            try:
-                partial.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise StorageError(f"{partial}: cannot be made: {error.strerror}.") from error
-            for event in diary:
-                if event["event"] in KEPT:
-                    events.append(partial / "events.jsonl", **event)
-            _move(partial, key, interval)
+            with own_folder(FOLDER / key) as partial:
+                try:
+                    for event in diary:
+                        if event["event"] in KEPT:
+                            events.append(partial / "events.jsonl", **event)
+                    _move(partial, key, interval)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
     return baseline
 
 
 def _in_turn(key: str) -> threading.Lock:
     """Held by the one thread of this process that makes a baseline."""
     return _MAKING.setdefault(key, threading.Lock())
-
-
-def _sweep(key: str) -> None:
-    """Removes what an experiment that was killed itself left of this baseline."""
-    for folder in FOLDER.glob(f"{key}.*"):
-        if not _lives(folder.suffix[1:]):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lives(number: str) -> bool:
-    """Whether a process of this number exists; what is no number is not ours to judge."""
-    try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return False
-    except (ValueError, PermissionError):
-        return True
-    return True
 
 
 def _move(partial: Path, key: str, interval: int) -> None:

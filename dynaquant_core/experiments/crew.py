@@ -25,11 +25,14 @@ class Task:
         name: of this part.
         work: does it; may raise.
         needs: names of the parts that have to be done before.
+        after: names of the parts that should be done before, and need not: of one that fails the end is
+            waited for as well.
     """
 
     name: str
     work: Callable[[], Any]
     needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None], children: Children) -> None:
@@ -40,7 +43,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int, done: Callable[[str, Any], None]
     the next result all the same.  An interrupt ends everything at once.
 
     Args:
-        tasks: what to do; needs name others of them, without a circle.
+        tasks: what to do; needs and after name others of them, without a circle.
         jobs: threads, each of which waits for a process most of the time.
         done: takes name and result of each task, on the calling thread.
         children: processes that the tasks began.
@@ -80,10 +83,15 @@ class _Crew:
         self._waiting = waiting
         self._running: dict[Future[Any], str] = {}
         self._done: set[str] = set()
+        self._ended: set[str] = set()
 
     def go_on(self, pool: ThreadPoolExecutor, jobs: int) -> bool:
         """Begins what can begin; whether anything is at work."""
-        ready = [task for task in self._waiting if self._done.issuperset(task.needs)]
+        ready = [
+            task
+            for task in self._waiting
+            if self._done.issuperset(task.needs) and self._ended.issuperset(task.after)
+        ]
         for task in ready[: jobs - len(self._running)]:
             self._waiting.remove(task)
             self._running[pool.submit(task.work)] = task.name
@@ -95,6 +103,7 @@ class _Crew:
         found = []
         for future in ended:
             name = self._running.pop(future)
+            self._ended.add(name)
             with self.going_on():
                 found.append((name, future.result()))
                 self._done.add(name)

@@ -25,7 +25,7 @@ from typing import Any
 
 from dynaquant_core.errors import StorageError
 
-__all__ = ["Event", "append", "find", "read"]
+__all__ = ["Event", "append", "find", "read", "read_whole"]
 
 Event = Mapping[str, Any]
 
@@ -55,14 +55,14 @@ def append(path: Path, event: str, **fields: Any) -> None:
 
 
 def read(path: Path) -> list[Event]:
-    """All events, oldest first; none where there is no file.  A torn line is left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}.") from None
-    return [event for line in lines if (event := _parsed(line)) is not None]
+    """All events, oldest first; none where there is no file.  A torn line, or a damaged one, is left out."""
+    return [event for event in map(_parsed, _lines(path)) if event is not None]
+
+
+def read_whole(path: Path) -> list[Event]:
+    """All events of a diary that was written without a break; none where a line is damaged."""
+    found = [_parsed(line) for line in _lines(path)]
+    return [] if None in found else [event for event in found if event is not None]
 
 
 def find(events: Sequence[Event], kind: str) -> list[Event]:
@@ -70,9 +70,18 @@ def find(events: Sequence[Event], kind: str) -> list[Event]:
     return [event for event in events if event["event"] == kind]
 
 
-def _parsed(line: str) -> Event | None:
+def _lines(path: Path) -> list[bytes]:
     try:
-        event = json.loads(line)
-    except ValueError:
+        return path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _parsed(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line.decode())
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and "event" in event else None

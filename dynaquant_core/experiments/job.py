@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,17 @@ class Job:
                 start=None if start is None else Path(start),
                 content=data.get("content"),
             )
-        except (OSError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-            raise ExperimentError(f"{path}: no job of an experiment ({error}).") from None
+        except (
+            OSError,
+            json.JSONDecodeError,
+            UnicodeDecodeError,
+            AttributeError,
+            KeyError,
+            TypeError,
+        ) as error:
+            raise ExperimentError(
+                f"{path}: no job of an experiment ({error}); remove its folder, and it is made anew."
+            ) from None
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -115,10 +125,12 @@ def write_json(path: Path, data: Any) -> None:
     Raises:
         StorageError: the system refuses.
     """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):  # what a full disk took of it
+            partial.unlink()
         raise StorageError(f"{path}: cannot be written: {error.strerror}.") from None

@@ -73,12 +73,13 @@ class Life:
             if companion is not None:
                 self._restored = companion.restore()
             note_start(self._job, self._restored)
+            if self._fails():  # after a checkpoint, whose life ended before it could
+                return False
             if self._restored and self._job.saves:
                 self._probe()
             while self._trainer.step < steps:
                 self._step(companion)
-                if self._trainer.step in self._swaps:
-                    note(self._job, "swapped", step=self._trainer.step)
+                if self._fails():
                     return False
         value = measured(self._trainer.quality(self._trainer.data.heldout), steps)
         count = sum(parameter.numel() for parameter in self._trainer.model.parameters())
@@ -106,8 +107,15 @@ class Life:
         elif companion is not None:
             companion.after_step()
         self._maybe_probe()
+
+    def _fails(self) -> bool:
+        """Whether the state is to be thrown away after this step; for a kill that is planned it waits."""
+        step = self._trainer.step
         if step == self._halt:
             self._wait_for_kill()
+        if step in self._swaps:
+            note(self._job, "swapped", step=step)
+        return step in self._swaps
 
     def _checkpoint(self, companion: Recorder | Tape | None) -> None:
         trainer = self._trainer
@@ -186,7 +194,7 @@ def note(job: Job, event: str, **fields: Any) -> None:
 
 def note_start(job: Job, restored: int = 0) -> None:
     """That a life begins, from a step, and on which machine."""
-    note(job, "start", restored=restored, machine=machine_here(job.threads))
+    note(job, "start", restored=restored, machine=machine_here(job.threads, job.experiment.model))
 
 
 def say(message: dict[str, Any]) -> None:

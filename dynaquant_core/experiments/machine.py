@@ -5,29 +5,42 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dynaquant_core.experiments.config.language import HFModel, MiniLMModel
+from dynaquant_core.experiments.config.section import Section
 from dynaquant_core.experiments.events import Event, find
 from dynaquant_core.experiments.trainer import device_name
 
-__all__ = ["Machine", "accelerator", "lives_on", "machine_here", "machines_of", "processor", "threads_here"]
+__all__ = [
+    "Machine",
+    "accelerator",
+    "library_of",
+    "lives_on",
+    "machine_here",
+    "machines_of",
+    "processor",
+    "threads_here",
+]
 
-#: ``torch`` (its version), ``device``, ``processor``, ``capability`` (of the processor, that torch uses) and
-#: ``threads``, JSON-ready.
+#: ``torch`` (its version), ``device``, ``processor``, ``capability`` (of the processor, that torch uses),
+#: ``threads`` and, where a model comes from there, ``transformers`` (its version), JSON-ready.
 Machine = Mapping[str, Any]
 
 #: What torch can be told of a processor.
 CAPABILITIES = frozenset({"DEFAULT", "AVX2", "AVX512", "VSX", "ZVECTOR"})
 
 
-def machine_here(threads: int | None = None) -> Machine:
+def machine_here(threads: int | None = None, model: Section | None = None) -> Machine:
     """This one, as a process that begins now finds it: settings of later than torch's import count.
 
     Args:
         threads: of the process that trains; None: this one's.
+        model: its section, where the library that it comes from counts too.
     """
     return {
         "torch": torch.__version__,
@@ -35,7 +48,18 @@ def machine_here(threads: int | None = None) -> Machine:
         "processor": processor(),
         "capability": _capability(),
         "threads": threads or torch.get_num_threads(),
+        **library_of(model),
     }
+
+
+def library_of(model: Section | None) -> dict[str, str]:
+    """Name and version of the library that makes a model, beside torch; nothing of one that is made here."""
+    if not isinstance(model, (HFModel, MiniLMModel)):
+        return {}
+    try:
+        return {"transformers": version("transformers")}
+    except PackageNotFoundError:  # who makes the model says what to do
+        return {}
 
 
 def threads_here() -> int:

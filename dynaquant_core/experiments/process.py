@@ -29,9 +29,9 @@ from dynaquant_core.experiments.ablation.replays import REPLAYS
 from dynaquant_core.experiments.config.systems import TwoBitSystem
 from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.life import Life, say
+from dynaquant_core.experiments.locks import alone
 from dynaquant_core.experiments.rework import run as rework
 from dynaquant_core.experiments.systems.run import SystemRun
-from dynaquant_core.experiments.tape import alone
 from dynaquant_core.experiments.transfer import Transfer
 
 __all__ = ["live_on", "main", "work"]

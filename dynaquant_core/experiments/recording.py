@@ -27,6 +27,7 @@ from dynaquant_core.experiments.baseline import DECISIVE, KEPT, RECORD
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.events import Event
 from dynaquant_core.experiments.job import write_json
+from dynaquant_core.experiments.machine import library_of
 from dynaquant_core.experiments.trainer import device_name
 from dynaquant_core.files import load_file
 
@@ -150,7 +151,7 @@ def find_recording(folder: Path, experiment: Experiment, fingerprint: str) -> Re
     """The finished recording of a run; None where there is none, or where it was cut short.
 
     Raises:
-        ExperimentError: it is another run's, or a state has gone since it was finished.
+        ExperimentError: it is another run's, a state has gone since it was finished, or its diary is damaged.
     """
     require_same(folder, experiment, fingerprint)
     mark = folder / "finished.json"
@@ -161,7 +162,10 @@ def find_recording(folder: Path, experiment: Experiment, fingerprint: str) -> Re
     found = {str(step): _size(folder, step) for step in (0, *steps)}
     if sizes != found:
         raise ExperimentError(f"{folder}: states are not as they were written; {_AGAIN}.")
-    return Recording(folder, steps)
+    recording = Recording(folder, steps)
+    if not events.find(recording.diary, "final"):
+        raise ExperimentError(f"{folder}: events.jsonl does not say how the training ended; {_AGAIN}.")
+    return recording
 
 
 def checkpoint_steps(experiment: Experiment) -> tuple[int, ...]:
@@ -211,7 +215,7 @@ def _about(experiment: Experiment, fingerprint: str) -> dict[str, Any]:
     """What decides the recorded states, JSON-ready."""
     settings = experiment.as_dict()
     facts = {"format": [FORMAT, RECORD, WINDOW], "data_content": fingerprint}
-    machine = {"torch": torch.__version__, "device": device_name()}
+    machine = {"torch": torch.__version__, "device": device_name(), **library_of(experiment.model)}
     return {**{name: settings[name] for name in DECISIVE}, **facts, **machine}
 
 

@@ -23,6 +23,7 @@ from dynaquant_core.experiments.kinds.base import Planned
 from dynaquant_core.experiments.kinds.registry import kind_of
 from dynaquant_core.experiments.machine import threads_here
 from dynaquant_core.experiments.narrow import method_of
+from dynaquant_core.experiments.optimizers import learning_rate
 from dynaquant_core.experiments.output import claimed, run_folders
 from dynaquant_core.experiments.pretraining import content
 from dynaquant_core.experiments.report import write_report, write_table
@@ -121,6 +122,8 @@ def _report(results: Results) -> None:
 def _preflight(runs: Sequence[Experiment]) -> list[str]:
     """Everything that can be refused before hours of training; returns a digest of what each run reads."""
     known: dict[tuple[str, str], str] = {}
+    for remark in dict.fromkeys(remark for run in runs for remark in _never_warm(run)):
+        logger.warning("%s", remark)
     for run in runs:
         method_of(run)
         moments_method(run.moments)
@@ -129,6 +132,20 @@ def _preflight(runs: Sequence[Experiment]) -> list[str]:
             known[key] = content(run)
         kind_of(run).preflight(run, known[key])
     return [known[_read_by(run)] for run in runs]
+
+
+def _never_warm(run: Experiment) -> list[str]:
+    """Trainings that end before their learning rate is what ``lr`` says."""
+    trainings = {"": (run.optimizer, run.steps)}
+    section = run.pretrained
+    if section is not None and section.steps is not None:
+        trainings["pretrained."] = (section.optimizer or run.optimizer, section.steps)
+    return [
+        f"{where}optimizer.warmup: {optimizer.warmup} steps are more than the run's {steps}, so the learning "
+        f"rate ends at {learning_rate(optimizer, steps - 1, steps):g} and never reaches lr: {optimizer.lr:g}."
+        for where, (optimizer, steps) in trainings.items()
+        if optimizer.warmup > steps
+    ]
 
 
 def _read_by(run: Experiment) -> tuple[str, str]:

@@ -69,7 +69,8 @@ class Watcher:
 def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> list[Event]:
     """Brings a run to its end, killing its process at every failure step; returns its diary.
 
-    A run whose diary holds its final event is left as it is; one that was interrupted goes on.
+    A run whose diary holds its final event is left as it is; one that was interrupted goes on, and fails at
+    what is left of the steps from its newest checkpoint on.
 
     Args:
         job: the run, its folder written.
@@ -90,7 +91,8 @@ def complete(job: Job, failures: Sequence[int], label: str, report: Report) -> l
         if events.find(diary, "final"):
             return diary
         killed = {event["step"] for event in events.find(diary, "killed")}
-        left = [step for step in failures if step not in killed]
+        saved = max((event["step"] for event in events.find(diary, "checkpoint")), default=0)
+        left = [step for step in failures if step not in killed and step >= saved]
         _one_life(job, left[0] if left else None, label, report, warned)
 
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, final
@@ -26,7 +21,7 @@ from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.restore import put_back
 from dynaquant_core.training.subject import Subject
 
-__all__ = ["Tape", "alone", "expected_bytes"]
+__all__ = ["Tape", "expected_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -144,39 +139,3 @@ def expected_bytes(model: nn.Module, experiment: Experiment) -> int:
     everything = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     averages = 4 * sum(parameter.numel() for parameter in model.parameters())
     return int(everything + MOMENTS_OF[experiment.optimizer.name] * weights + averages)
-
-
-@contextmanager
-def alone(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """The right to write into a recording; waits while another process has it, which dies with that process.
-
-    Args:
-        folder: of the recording; it exists.
-        waiting: called once where there is somebody to wait for.
-
-    Raises:
-        StorageError: the system refuses.
-    """
-    path, said = folder / "lock", False
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}.") from None
-    try:
-        while not _locked(handle):
-            if not said:
-                waiting()
-                said = True
-            time.sleep(0.2)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    """Record locks, unlike `flock`, do not pass to children."""
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True

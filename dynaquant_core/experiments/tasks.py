@@ -25,8 +25,8 @@ __all__ = ["folder_job", "grid_tasks"]
 def grid_tasks(plan: Mapping[str, Planned], watcher: Watcher) -> list[Task]:
     """A task for each run, named as in ``plan``, and one for each recording or baseline that is not there.
 
-    A run without failures is the baseline of those with failures, which wait for it.  Run tasks give their
-    entry of results.json.
+    A run without failures is the baseline of those with failures, which wait for its end: where it fails,
+    they train a baseline.  Run tasks give their entry of results.json.
 
     Args:
         plan: name -> run.
@@ -37,10 +37,12 @@ def grid_tasks(plan: Mapping[str, Planned], watcher: Watcher) -> list[Task]:
     free = {run.key: name for name, run in reversed(list(plan.items())) if not run.failures}
     for name, planned in sorted(plan.items(), key=lambda item: bool(item[1].failures)):
         needed = kind_of(planned.run).needs(planned, free, watcher)
+        work = _Run(planned, watcher)
         if isinstance(needed, Task):
             before.setdefault(needed.name, needed)
-        needs = needed.name if isinstance(needed, Task) else needed
-        runs.append(Task(name, _Run(planned, watcher), () if needs is None else (needs,)))
+            runs.append(Task(name, work, needs=(needed.name,)))
+        else:
+            runs.append(Task(name, work, after=() if needed is None else (needed,)))
     return [*before.values(), *runs]
 
 

@@ -95,3 +95,11 @@ def test_sweep_says_which_word_is_no_store(
         script("sweep").main()
     assert ended.value.code == 2
     assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_sweep_of_a_method_with_nothing_to_set(script: Load, tiny_file: Path, tmp_path: Path) -> None:
+    """It failed after the whole training."""
+    stores = ["none@0.05", "lattice@0.05"]
+    bare, searched = script("sweep").sweep(str(tiny_file), ["steps=10"], stores, tmp_path / "stores")
+    assert (bare["store"], bare["points"]) == ("none@0.05", "-")
+    assert float(searched["points"]) > 0

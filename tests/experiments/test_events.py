@@ -23,3 +23,13 @@ def test_a_line_that_fits_in_part_is_an_error_and_spoils_nothing_else(tmp_path: 
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     events.append(path, "final", step=20)
     assert [event["event"] for event in events.read(path)] == ["start", "final"]
+
+
+def test_a_line_of_other_bytes_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.append(path, "start", restored=0)
+    with path.open("ab") as file:
+        file.write(b"\xff\xfe\n" + b"[" * 100_000)
+    events.append(path, "final", step=20)
+    assert [event["event"] for event in events.read(path)] == ["start", "final"]
+    assert events.read_whole(path) == []

@@ -29,6 +29,19 @@ def store_of(results: Any, run: int = 0) -> CheckpointStore:
     return CheckpointStore(results.path.parent / f"run-{run}" / "store")
 
 
+def test_a_warm_up_that_the_run_does_not_end_is_told_once(
+    tiny_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = [*EXACT, "steps=10", "optimizer.warmup=40", "output=out", "seeds=[0, 1]"]
+    run_experiment(tiny_file, settings)
+    told = [record.getMessage() for record in caplog.records if "warmup" in record.getMessage()]
+    (remark,) = told
+    assert remark.startswith(
+        "optimizer.warmup: 40 steps are more than the run's 10, so the learning rate ends"
+    )
+    assert remark.endswith("at 0.00075 and never reaches lr: 0.003.")
+
+
 def test_a_killed_run_resumes_and_everything_is_recorded(tiny_file: Path) -> None:
     said: list[Progress] = []
     results = run_experiment(tiny_file, ["failures=2", "output=out", "exact=[nope*]"], said.append)

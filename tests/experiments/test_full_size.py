@@ -127,6 +127,20 @@ def test_a_vision_transformer_takes_the_side_of_its_data(pictures: Path) -> None
         validate(picture_settings(model=model, data={"side": 40}), "t")
 
 
+def test_other_pictures_of_the_same_sizes_are_other_data(pictures: Path) -> None:
+    """A results folder, a recording or a baseline of the one would have stood for the other."""
+    data = validate(picture_settings(), "t").data
+    path = pictures / "train" / "red" / "0.png"
+    path.write_bytes(path.read_bytes() + bytes(20_000))  # which a reader does not look at
+    before = fingerprint(data)
+    for place in (60, -60):
+        content = bytearray(path.read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+        assert fingerprint(data) != before
+        before = fingerprint(data)
+
+
 def test_bad_pictures_are_one_clear_error(pictures: Path) -> None:
     for change, message in (
         ({"source": "nowhere"}, "DYNAQUANT_DATA"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -61,6 +62,20 @@ def test_threads_that_write_the_same_file_do_not_take_it_from_each_other(tmp_pat
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_nothing_is_left_of_a_file_that_a_disk_has_no_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    write_json(path, {"steps": 3})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"results\.json: cannot be written"):
+            write_json(path, {"steps": "3" * 200})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text(encoding="utf-8")) == {"steps": 3}
+
+
 def test_a_grid_that_gained_rows_runs_only_those(tiny_file: Path) -> None:
     base = [*EXACT, "steps=10", "output=out"]
     (old,) = run_experiment(tiny_file, base).data["runs"]
@@ -97,6 +112,17 @@ def test_what_the_system_refuses_costs_one_row(tiny_file: Path, jobs: int) -> No
         run_experiment(tiny_file, [*base, "seeds=[0, 1, 2]"], jobs=jobs)
     kept = json.loads(Path("out/results.json").read_text(encoding="utf-8"))["runs"]
     assert [run["seed"] for run in kept] == [0, 2]
+
+
+def test_a_row_that_fails_costs_no_row_that_would_have_had_it_for_its_baseline(tiny_file: Path) -> None:
+    base = [*EXACT, "steps=20", "output=out"]
+    run_experiment(tiny_file, [*base, "seeds=[7]"])
+    Path("out/run-1/process.log").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"run-1/process\.log cannot be written"):
+        run_experiment(tiny_file, [*base, "seeds=[7, 0]", "grid={failures: [0, 1]}"])
+    kept = json.loads(Path("out/results.json").read_text(encoding="utf-8"))["runs"]
+    assert [(run["seed"], len(run["failures"])) for run in kept] == [(7, 0), (7, 1), (0, 1)]
+    assert kept[-1]["final"]["same_bits"], "its baseline was trained for it"
 
 
 def test_an_error_of_the_system_leaves_the_rest_to_go_on() -> None:

@@ -12,7 +12,11 @@ import torch
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments import Progress, events, run_experiment
+from dynaquant_core.experiments.baseline import baseline_key
+from dynaquant_core.experiments.config import Experiment, validate
 from dynaquant_core.experiments.job import Job
+from dynaquant_core.experiments.machine import machine_here
+from dynaquant_core.experiments.recording import recording_folder
 
 BASE = ["method=exact", "moments=exact", "steps=20"]
 
@@ -114,3 +118,25 @@ def test_rows_of_a_replay_are_of_one_recording_whatever_torch_made_it(tiny_file:
     recorded.write_text(kept, encoding="utf-8")
     runs = run_experiment(tiny_file, grown).data["runs"]
     assert [[machine["torch"] for machine in run["machines"]] for run in runs] == [[torch.__version__]] * 2
+
+
+def test_a_model_of_transformers_trains_anew_under_another_version_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: dict[str, Any]
+) -> None:
+    own = validate(tiny, "tiny")
+    data = {"name": "tokens", "source": "tokens.bin", "vocabulary": 40}
+    theirs = validate(tiny | {"model": {"name": "hf", "path": "gpt2"}, "data": data}, "tiny")
+
+    def keys(run: Experiment) -> tuple[str, Path]:
+        return baseline_key(run, "data", machine_here(1, run.model)), recording_folder(run, "data")
+
+    before = {run.model.name: keys(run) for run in (own, theirs)}
+    other = tmp_path / "transformers-0.0.1.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    after = {run.model.name: keys(run) for run in (own, theirs)}
+    assert after["char_gpt"] == before["char_gpt"]
+    assert after["char_gpt"][0] == baseline_key(own, "data", machine_here(1)), "those of before are found"
+    assert not set(after["hf"]) & set(before["hf"])
+    assert machine_here(1, theirs.model)["transformers"] == "0.0.1"

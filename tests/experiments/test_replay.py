@@ -233,6 +233,31 @@ def test_a_recording_that_was_made_anew_in_other_bits_is_not_put_beside_the_old_
 
 
 @pytest.mark.usefixtures("replayed")
+def test_damaged_files_of_a_replay_are_named_with_what_to_do() -> None:
+    shutil.copytree("first", "bad")
+    settings = [GRID, "output=bad"]
+    Path("bad/run-0/job.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(
+        ExperimentError, match=r"run-0/job\.json: no job of an experiment .* remove its folder"
+    ):
+        run_experiment("tiny.yaml", settings)
+    shutil.copy("first/run-0/job.json", "bad/run-0/job.json")
+    Path("bad/run-0/recorded.jsonl").unlink()
+    with pytest.raises(ExperimentError, match=r"run-0/recorded\.jsonl does not say .* remove bad/run-0, and"):
+        run_experiment("tiny.yaml", settings)
+    shutil.rmtree("bad/run-1")  # is made anew all the same
+    with pytest.raises(ExperimentError, match=r"run-0/recorded\.jsonl does not say"):
+        run_experiment("tiny.yaml", settings)
+    assert events.find(events.read(Path("bad/run-1/events.jsonl")), "final")
+    diary = recording_here().folder / "events.jsonl"
+    diary.write_bytes(diary.read_bytes()[:-40])
+    with pytest.raises(
+        ExperimentError, match=r"events\.jsonl does not say how .* remove the folder, and it is"
+    ):
+        run_experiment("tiny.yaml", ["method=exact", "output=new"])
+
+
+@pytest.mark.usefixtures("replayed")
 def test_a_disk_without_room_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = expand(load_experiment("tiny.yaml"))
     usage = shutil.disk_usage(".")

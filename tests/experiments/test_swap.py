@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,33 @@ def test_a_swap_is_a_kill_and_a_resume_bit_for_bit(
     for step in (10, 20, 30):
         one, other = (CheckpointStore(workplace / way / "store").load(step) for way in ("kill", "swap"))
         assert_same(one, other)
+
+
+@pytest.mark.parametrize("way", ["kill", "swap"])
+def test_a_failure_on_a_checkpoint_comes_where_the_command_died_just_before_it(
+    workplace: Path, tiny: dict[str, Any], way: str
+) -> None:
+    """Its process goes on from that step; under kills no later failure came either."""
+    settings = {"steps": 30, "failures": {"at": [10, 25]}, "restores": way}
+    folder = workplace / "run"
+    lived(folder, validate(tiny | settings, way))
+    path = folder / "events.jsonl"
+
+    def cut(step: int) -> None:
+        told = [(line, json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines(True)]
+        saved = [event["event"] == "checkpoint" and event["step"] == step for _, event in told].index(True)
+        path.write_text("".join(line for line, _ in told[: saved + 1]), encoding="utf-8")
+
+    def failed() -> list[int]:
+        diary = lived(folder, validate(tiny | settings, way))
+        return [event["step"] for event in diary if event["event"] in {"killed", "swapped"}]
+
+    cut(10)
+    assert failed() == [10, 25]
+    cut(20)
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines(True) if '"step": 10' not in line]
+    path.write_text("".join(kept), encoding="utf-8")  # as a version left it that went on without the first
+    assert failed() == [25]
 
 
 def test_movement_is_counted_from_the_swap_on(workplace: Path, tiny: dict[str, Any]) -> None:

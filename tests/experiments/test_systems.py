@@ -21,9 +21,11 @@ from dynaquant_core.experiments import (
     spread_lines,
     summary,
 )
+from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.grid import expand
 from dynaquant_core.experiments.report.systems import draw_systems, role_rows, state_rows, system_rows
+from dynaquant_core.experiments.systems.entry import system_entry
 from dynaquant_core.experiments.trainer import Trainer
 from tests.experiments.conftest import enter_workplace, tiny_settings
 from tests.experiments.states import cut_short
@@ -188,6 +190,20 @@ def test_rows_are_added_and_seeds_are_put_together(workplace: Path) -> None:
     assert row["seeds"] == "2"
     assert "±" in row["final"]
     assert seed_rows(found.data["runs"]) == [row]
+
+
+def test_a_training_that_diverges_at_its_last_step_has_diverged() -> None:
+    experiment = validate(settings(), "tiny")
+    ended = {"step": STEPS, "weights_digest": "aa", "parameters": 3, "facts": {}}
+    diary = [
+        {"event": "start", "restored": 0},
+        {"event": "loss", "step": STEPS - 1, "loss": 3.0, "seconds": 1.0},
+        {"event": "final", "value": None, **ended},
+    ]
+    baseline = Baseline(1.0, {}, [])
+    assert system_entry(experiment, diary, baseline)["system"]["diverged_after"] == STEPS
+    diary[-1]["value"] = 2.0
+    assert system_entry(experiment, diary, baseline)["system"]["diverged_after"] is None
 
 
 def test_a_training_that_diverges_is_a_result(workplace: Path) -> None:

@@ -279,6 +279,8 @@ def test_heads_may_be_new_and_all_else_must_be_there() -> None:
         ({"failures": 1}, "a transfer saves its one checkpoint before it trains, so failures must be 0"),
         ({"as_restored": True}, "as_restored belongs to kind: replay"),
         ({"restores": "swap"}, "restores: swap says what becomes of a failure, and kind: transfer has none"),
+        ({"moments": "exact"}, "a model without an optimizer: moments would change nothing"),
+        ({"max_chain": 2, "moments": "none"}, "moments and max_chain would change nothing; leave it out"),
         ({"pretrained": {}}, "give source .* or steps"),
         ({"pretrained": {"steps": 3, "source": "x"}}, "give source .* or steps"),
         ({"pretrained": {"source": "x", "seed": 3}}, "seed: weights from a file are not trained again"),

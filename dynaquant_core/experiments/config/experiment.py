@@ -21,7 +21,7 @@ from dynaquant_core.experiments.config.parts import (
 from dynaquant_core.experiments.config.rework import BucketsSection, ReworkSection, problem_of
 from dynaquant_core.experiments.config.section import Count, Seed, Threshold, Whole, plain, require_parts
 from dynaquant_core.experiments.config.systems import OF_SAVING, SYSTEMS, SystemSection, system_problem
-from dynaquant_core.experiments.config.transfer import Pretrained
+from dynaquant_core.experiments.config.transfer import Pretrained, saving_problem
 from dynaquant_core.experiments.failures import failure_steps
 
 __all__ = ["Experiment", "validate"]
@@ -164,6 +164,7 @@ class Experiment(AblationKeys):
         usual = {key: getattr(self, key) == _default(key) for key in OF_SAVING}
         problem = problem_of(self.kind, self.steps, own, failures=self.failures, metric=metric, saving=usual)
         problem = problem or system_problem(self.kind, self.system, self.steps, usual, varies=bool(self.grid))
+        problem = problem or saving_problem(self.kind, usual)
         if problem is not None:
             raise ValueError(problem)
         self._consistent_transfer(bool(failures))

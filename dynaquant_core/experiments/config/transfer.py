@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import model_validator
 
 from dynaquant_core.experiments.config.parts import DataSection, Evaluation, OptimizerSection
 from dynaquant_core.experiments.config.section import Count, Section, Seed
 
-__all__ = ["Pretrained"]
+__all__ = ["Pretrained", "saving_problem"]
+
+#: Keys that say how more than the first weights are stored.
+LATER = ("moments", "max_chain")
 
 
 class Pretrained(Section):
@@ -56,3 +61,22 @@ class Pretrained(Section):
     def weights_alone(self) -> bool:
         """Whether it names a file of weights and nothing else."""
         return self.source is not None and self.data is None and self.evaluate is None
+
+
+def saving_problem(kind: str, saving: Mapping[str, bool]) -> str | None:
+    """What is wrong with how a transfer's one checkpoint is to be stored; None: nothing.
+
+    Args:
+        kind: of the experiment.
+        saving: for each key of how checkpoints are stored whether it is as usual.
+
+    Returns:
+        One sentence, in the words of the YAML file.
+    """
+    unusual = [key for key in LATER if not saving[key]]
+    if kind != "transfer" or not unusual:
+        return None
+    return (
+        f"kind: transfer stores one checkpoint, of a model without an optimizer: {' and '.join(unusual)} "
+        f"would change nothing; leave it out"
+    )

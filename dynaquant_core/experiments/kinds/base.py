@@ -39,7 +39,8 @@ class Planned:
     @property
     def machine(self) -> Machine:
         """That it began on; this one, where it has not begun or its diary does not say."""
-        return next(iter(lives_on(events.read(self.job.diary))), None) or machine_here(self.job.threads)
+        begun = next(iter(lives_on(events.read(self.job.diary))), None)
+        return begun or machine_here(self.job.threads, self.run.model)
 
     @property
     def key(self) -> str:
@@ -73,7 +74,7 @@ class Kind(ABC):
 
     @abstractmethod
     def needs(self, planned: Planned, free: Mapping[str, str], watcher: Watcher) -> Task | str | None:
-        """What a run waits for: a task of its own, the name of another run, or nothing.
+        """What a run waits for: a task that it needs, the end of another run, by name, or nothing.
 
         Args:
             planned: the run.

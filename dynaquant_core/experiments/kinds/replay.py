@@ -49,7 +49,13 @@ class Replayed(Kind):
             _recorded(planned, watcher)
             planned.job.write()
         diary = complete(planned.job, (), planned.label, watcher)
-        return replay_entry(planned.run, diary, events.read(planned.job.recorded))
+        recorded = events.read(planned.job.recorded)
+        if not events.find(recorded, "final"):
+            raise ExperimentError(
+                f"{planned.job.recorded} does not say how the recorded training ended; remove "
+                f"{planned.job.folder}, and the replay is made anew."
+            )
+        return replay_entry(planned.run, diary, recorded)
 
 
 def _recorded(planned: Planned, watcher: Watcher) -> None:
@@ -64,7 +70,7 @@ def _recorded(planned: Planned, watcher: Watcher) -> None:
         job = Job.read(path.parent)
         alike = job.recording is not None and job.content in {None, planned.data}
         alike = alike and same_training(job.experiment, planned.run)
-        if job.finished and alike and _digest(events.read(path)) != ends:
+        if job.finished and alike and _digest(events.read(path)) not in {None, ends}:
             raise ExperimentError(
                 f"{recording.folder} was recorded anew, and ends in other weights than the recording that "
                 f"{job.folder} was measured on (another torch, number of threads or machine is enough); "
@@ -72,6 +78,7 @@ def _recorded(planned: Planned, watcher: Watcher) -> None:
             )
 
 
-def _digest(diary: Sequence[Event]) -> str:
-    """Of the weights that a training ended in."""
-    return str(events.find(diary, "final")[-1]["weights_digest"])
+def _digest(diary: Sequence[Event]) -> str | None:
+    """Of the weights that a training ended in; None where the diary does not say."""
+    ended = events.find(diary, "final")
+    return str(ended[-1]["weights_digest"]) if ended else None

@@ -28,7 +28,7 @@ __all__ = ["Train"]
 
 @final
 class Train(Kind):
-    """A run without failures is the baseline of those with failures, which wait for it."""
+    """A run without failures is the baseline of those with failures, which wait for its end."""
 
     def preflight(self, run: Experiment, data: str) -> None:  # noqa: ARG002
         """Refuses a current folder that cannot keep the uninterrupted run."""

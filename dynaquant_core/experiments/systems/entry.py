@@ -43,7 +43,7 @@ def system_entry(experiment: Experiment, diary: Sequence[Event], baseline: Basel
         "final": _final(experiment, diary, baseline),
         "system": {
             **last["facts"],
-            "diverged_after": None if last["step"] == experiment.steps else last["step"],
+            "diverged_after": last["step"] if last["value"] is None else None,
             "seconds_a_step": training_seconds(diary) / max(1, last["step"]),
             "measured": [
                 {key: event[key] for key in ("step", "search", "heldout")}
