@@ -40,7 +40,7 @@ def from_first_rank(*holders: nn.Module | Optimizer, group: distributed.ProcessG
     Example:
         >>> store = distributed.HashStore()
         >>> distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        >>> model = DistributedDataParallel(nn.Linear(2, 1))
+        >>> model = nn.Linear(2, 1)  # or what DDP makes of it
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> from_first_rank(model, optimizer)
         >>> distributed.destroy_process_group()

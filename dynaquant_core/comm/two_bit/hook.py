@@ -58,6 +58,7 @@ def register(
         >>> model(torch.tensor([[0.7, 0.2]])).sum().backward()
         >>> model.module.weight.grad.tolist(), [f"{value:.1f}" for value in state.residual("weight")[0]]
         ([[0.5, 0.0]], ['0.2', '0.2'])
+        >>> del model, state  # before the group: torch can hang where DDP is the last that holds it
         >>> distributed.destroy_process_group()
     """
     settings = TwoBitSettings(
