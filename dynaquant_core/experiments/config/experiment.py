@@ -97,7 +97,7 @@ class Experiment(AblationKeys):
         checkpoint_every: steps between checkpoints; of a system, between measurements.
         threshold: relative degradation of the search metric that a checkpoint may cost, a share in (0, 1).
         method: name or mapping of the compression method; None: the project's default.
-        moments: ``8bit``, ``exact``, ``compact``, ``minimal``, ``second`` or ``none``.
+        moments: ``8bit``, ``exact``, ``compact``, ``minimal``, ``sparse``, ``second`` or ``none``.
         exact: name patterns of tensors kept bit for bit.
         max_chain: most delta checkpoints in a row; 0: keys only.
         seed, seeds: one run each (give one of the two).

@@ -28,7 +28,7 @@ class Minimal(MomentsPolicy):
       of its rows and columns, and a level an element, do not tell of a second moment (a factor of 1.3, root
       mean square; without levels 1.5 to 2.3).  Nothing of the movement along the first moment is lost
       (`quantize.ternary`).
-    * restore cost: not visible.
+    * restore cost: ten of a GPT under coded weights .3%, on a ResNet under SGD nothing that shows.
 
     Momentum of SGD is a first moment.  Tensors of one dimension keep 4 and 8 bits instead.  A second moment
     that is no product, so that steps after a restore would leap, keeps 4 bits.
