@@ -63,7 +63,8 @@ class Watched:
         models, listed = named(model), _listed(optimizers)
         _require_kinds(models.values(), nn.Module, "torch.nn.Module")
         _require_kinds(listed, Optimizer, "torch.optim.Optimizer")
-        evaluate = self._options.evaluate or evaluate
+        own = self._options.evaluate
+        evaluate = evaluate if own is None else own  # an object may be false and callable
         same_model = self.model is not None and _are_same(named(self.model).values(), models.values())
         if not same_model:
             require_whole(models.values())

@@ -139,7 +139,7 @@ class Checkpointer:
         self._schedule = parse_every(every)
         self._searches = evaluate is not None
         beside = [part for part in (extra or {}).values() if isinstance(part, nn.Module)]
-        promise = evaluate and Promise(Evaluation(evaluate, model, beside), threshold, mode)
+        promise = None if evaluate is None else Promise(Evaluation(evaluate, model, beside), threshold, mode)
         self.store = CheckpointStore(
             path,
             method=method,

@@ -121,7 +121,7 @@ def _keep_first(name: str) -> Callable[[DistributedDataParallel, Any], None]:
 def _wants_model(evaluate: Callable[..., Any]) -> bool:
     """Whether evaluate has a parameter that must be given."""
     if not callable(evaluate):
-        raise ConfigError(f"evaluate must be a function, got {type(evaluate).__name__}.")
+        raise ConfigError(f"evaluate must be a function or None, got {type(evaluate).__name__}.")
     try:
         signature = inspect.signature(evaluate)
     except (TypeError, ValueError):  # some built-in callables do not tell

@@ -97,6 +97,22 @@ def test_a_choice_for_other_weights_is_not_used(tmp_path, caplog):
     run.close()
 
 
+class Batches(list):
+    """An evaluate that is an object, and false as long as it holds no batches of its own."""
+
+    def __call__(self, model):
+        return evaluate_net(model)
+
+
+def test_an_evaluate_that_is_an_empty_object_is_used(tmp_path):
+    model, optimizer = trained()
+    run = PluginRun(PluginOptions(evaluate=Batches()), framework="none")
+    run.watch(model, [optimizer])
+    run.save(tmp_path / "20", 20, tree_of(model, optimizer))
+    assert run.wait().met
+    run.close()
+
+
 @pytest.mark.parametrize("searched", [True, False])
 def test_buffers_of_a_watched_model_are_exact(tmp_path, searched):
     """A table that nobody trains; a quality cannot tell what became of it."""

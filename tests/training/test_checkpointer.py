@@ -228,6 +228,8 @@ def test_close_takes_everything_off_and_lets_another_go_on(tmp_path):
         {"keep_last": 0},
         {"save_on": ("SIGNONE",)},
         {"evaluate": 3},
+        {"evaluate": False},  # as of "flag and function"
+        {"evaluate": []},
     ],
 )
 def test_bad_arguments_are_refused_at_once(tmp_path, options):
@@ -235,6 +237,20 @@ def test_bad_arguments_are_refused_at_once(tmp_path, options):
     with pytest.raises(dq.ConfigError):
         dq.Checkpointer(tmp_path / "run", model, optimizer, **options)
     assert not (tmp_path / "run").exists()
+
+
+class Batches(list):
+    """An `evaluate` that is an object, and false as long as it has no batches."""
+
+    def __call__(self, model):
+        return float(model.head.weight.square().sum())
+
+
+def test_an_evaluate_that_is_an_empty_object_is_used(tmp_path):
+    model, optimizer = build()
+    with dq.Checkpointer(tmp_path, model, optimizer, evaluate=Batches()) as checkpoints:
+        checkpoints.save()
+        assert checkpoints.wait().met
 
 
 def test_after_a_step_that_is_not_there_a_new_run_may_begin(tmp_path):
