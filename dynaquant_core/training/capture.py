@@ -76,7 +76,12 @@ def capture(subject: Subject, step: int) -> dict[str, Any]:
             }
         )
     if subject.scaler is not None:
-        tree["scaler"] = plain(_asked("scaler", "", subject.scaler.state_dict))
+        tree["scaler"] = _one_or_all(
+            {
+                name: plain(_asked("scaler", name, item.state_dict))
+                for name, item in named(subject.scaler).items()
+            }
+        )
     if subject.extra:
         extra = {name: _asked("extra", name, item.state_dict) for name, item in subject.extra.items()}
         modules = {name: item for name, item in subject.extra.items() if isinstance(item, nn.Module)}

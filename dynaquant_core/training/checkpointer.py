@@ -62,7 +62,7 @@ class Checkpointer:
         model: a module, or name -> module.
         optimizer: an optimizer, or name -> optimizer.
         scheduler: learning-rate scheduler, or name -> scheduler.
-        scaler: gradient scaler.
+        scaler: gradient scaler, or name -> scaler.
         extra: name -> anything with ``state_dict`` and ``load_state_dict``, or a random generator.  A
             ``check_state_dict`` that it has too gets the stored state in `restore`, before anything is
             touched, and may raise.
@@ -113,7 +113,7 @@ class Checkpointer:
         optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
         *,
         scheduler: Stateful | Mapping[str, Stateful] | None = None,
-        scaler: Stateful | None = None,
+        scaler: Stateful | Mapping[str, Stateful] | None = None,
         extra: Mapping[str, Any] | None = None,
         every: int | str = 1000,
         evaluate: Callable[..., Any] | None = None,
@@ -201,8 +201,8 @@ class Checkpointer:
                 says so.  A number: that checkpoint, or an error.
             fresh: parts that are new to the run and begin as they are where the checkpoint has none, or one
                 of another kind, with a line in the log: "scheduler", "scaler", "extra.NAME", "scheduler.NAME"
-                of several.  With a scheduler the learning rates that it has set stay, unless it sets none
-                when it is made (`ReduceLROnPlateau`) or another of its optimizer comes back.
+                and "scaler.NAME" of several.  With a scheduler the learning rates that it has set stay,
+                unless it sets none when made (`ReduceLROnPlateau`) or another of its optimizer comes back.
 
         Returns:
             Completed optimizer steps at the checkpoint; 0, and nothing touched, where the folder is missing

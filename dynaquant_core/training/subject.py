@@ -32,13 +32,13 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The objects of one training run; model, optimizer and scheduler may be mappings of several.
+    """The objects of one training run; model, optimizer, scheduler and scaler may be mappings of several.
 
     Args:
         model: a module, or name -> module.
         optimizer: None, an optimizer, or name -> optimizer.
         scheduler: None, an object with ``state_dict`` and ``load_state_dict``, or name -> object.
-        scaler: None, or a gradient scaler.
+        scaler: None, a gradient scaler, or name -> scaler.
         extra: name -> object with ``state_dict`` and ``load_state_dict``, or a random generator (`Stream`).
 
     Raises:
@@ -54,7 +54,7 @@ class Subject:
     model: nn.Module | Mapping[str, nn.Module]
     optimizer: Optimizer | Mapping[str, Optimizer] | None = None
     scheduler: Stateful | Mapping[str, Stateful] | None = None
-    scaler: Stateful | None = None
+    scaler: Stateful | Mapping[str, Stateful] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -113,6 +113,42 @@ def test_several_models_and_optimizers_a_scaler_and_extra(tmp_path):
     assert others[3].count == 6
 
 
+def scaled(folder, names, fresh=()):
+    """A run with a model, an optimizer and a scaler of each name: its scalers, and the step it began from."""
+    models = {name: nn.Linear(4, 4) for name in names}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in models.items()}
+    scalers = {name: torch.amp.GradScaler("cpu", init_scale=64.0) for name in names}
+    with dq.Checkpointer(folder, models, optimizers, scaler=scalers, every=1, **EXACT) as checkpoints:
+        start = checkpoints.restore(fresh=fresh)
+        for number, (name, scaler) in enumerate(scalers.items()) if not start else ():
+            scaler.scale(models[name](torch.randn(2, 4)).sum()).backward()
+            scaler.step(optimizers[name])
+            scaler.update(new_scale=2.0 + number)
+        if not start:
+            checkpoints.step()
+    return scalers, start
+
+
+def test_several_scalers_by_name_come_back(tmp_path):
+    scaled(tmp_path, ["g", "d"])
+    scalers, start = scaled(tmp_path, ["d", "g"])
+    assert start == 1
+    assert {name: scaler.get_scale() for name, scaler in scalers.items()} == {"g": 2.0, "d": 3.0}
+
+
+def test_a_scaler_that_the_checkpoint_lacks_is_named(tmp_path):
+    models = {name: nn.Linear(4, 4) for name in ("g", "d")}
+    off = torch.amp.GradScaler("cpu", enabled=False)  # nothing to give back, and held by its name
+    with dq.Checkpointer(tmp_path, models, scaler={"g": off}) as checkpoints:
+        checkpoints.save()
+    scalers = {name: torch.amp.GradScaler("cpu", init_scale=8.0) for name in models}
+    with dq.Checkpointer(tmp_path, models, scaler=scalers) as checkpoints:
+        with pytest.raises(dq.StateMismatchError, match=r"no scaler\.d .*fresh=\(\"scaler\.d\",\)"):
+            checkpoints.restore()
+        assert checkpoints.restore(fresh="scaler.d") == 0
+    assert [scaler.get_scale() for scaler in scalers.values()] == [8.0, 8.0]
+
+
 def test_what_is_stored_is_the_state_when_save_returned(tmp_path):
     model, optimizer = build(width=256)
     with dq.Checkpointer(tmp_path, model, optimizer, **EXACT) as checkpoints:
