@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 from dynaquant_core.errors import ConfigError, EvaluationError
 from dynaquant_core.search.quality import Quality
-from dynaquant_core.training.guard import untouched
+from dynaquant_core.training.guard import insist, untouched
 
 __all__ = ["Evaluation"]
 
@@ -74,10 +75,9 @@ class Evaluation:
             EvaluationError: evaluate, or the generator that it returned, raised (chained); or it returned
                 something else than numbers.
         """
-        with untouched(self.models), _asking_nobody(), torch.no_grad():
+        with _nothing_cached(), untouched(self.models), _asking_nobody(), torch.no_grad():
             for model in self.models:
                 model.eval()
-            torch.clear_autocast_cache()  # inside autocast, cached casts would be of other weights
             try:
                 return Quality.of(self._evaluate(*self._arguments))
             except EvaluationError:
@@ -86,8 +86,27 @@ class Evaluation:
                 raise EvaluationError(
                     f"evaluate raised {type(error).__name__}: {error}; the model has its own weights again."
                 ) from error
-            finally:
-                torch.clear_autocast_cache()
+
+
+@contextmanager
+def _nothing_cached() -> Iterator[None]:
+    """Inside of it nothing is found that torch has worked out of other weights, and nothing of it outside.
+
+    A step inside of autocast has casts in its cache; one inside of `parametrize.cached` has whole weights in
+    another, which is set aside, since the training goes on with it.
+    """
+    enabled, cache = parametrize._cache_enabled, parametrize._cache
+
+    def put_back() -> None:
+        torch.clear_autocast_cache()
+        parametrize._cache_enabled, parametrize._cache = enabled, cache
+
+    torch.clear_autocast_cache()
+    try:
+        parametrize._cache_enabled, parametrize._cache = 0, {}
+        yield
+    finally:
+        insist(put_back)
 
 
 @contextmanager
