@@ -30,9 +30,10 @@ NOT_JOINING = SimpleNamespace(enable=False, throw_on_early_termination=False, is
 class Evaluation:
     """Runs ``evaluate`` in evaluation mode, without gradients; flags, buffers and random streams come back.
 
-    Every submodule's training flag, every buffer and every global random stream is as before, bit for bit
-    (`guard.untouched`).  Whatever else ``evaluate`` changes stays changed: parameters, their
-    ``requires_grad`` and ``.grad``, the default dtype and other settings of torch.
+    Every submodule's training flag, every buffer, every tensor that is a plain attribute of a submodule and
+    every global random stream is as before, bit for bit (`guard.untouched`).  Whatever else ``evaluate``
+    changes stays changed: parameters, their ``requires_grad`` and ``.grad``, lists and dictionaries of
+    tensors, the default dtype and other settings of torch.
 
     Every call begins from the same random streams, so an evaluation that draws numbers draws the same ones
     for every candidate.  Under DDP no forward pass broadcasts buffers meanwhile, nor asks inside of `Join`

@@ -1,4 +1,4 @@
-"""A context that puts back what an evaluation may change: random streams, training modes, buffers, memory."""
+"""A context that puts back what an evaluation may change: random streams, training modes, tensors, memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dynaquant_core.state import bytes_of
+from dynaquant_core.training.attributes import Attributes
+from dynaquant_core.training.held import Held
 from dynaquant_core.training.rng import put_rng_back, rng_state
 
-__all__ = ["insist", "same_bits", "untouched", "write", "written_in_passing"]
+__all__ = ["insist", "untouched", "written_in_passing"]
 
 
 #: Modules that may write their weights in a forward pass.
@@ -28,29 +29,20 @@ class _Buffers:
 
     module: nn.Module
     tensors: dict[str, Tensor | None]
-    places: dict[str, Tensor]
-    values: dict[str, Tensor]
+    values: list[Held]
 
     @classmethod
     def of(cls, module: nn.Module) -> _Buffers:
         tensors = dict(module._buffers)
-        places = {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
-        values = {name: place.clone() for name, place in places.items()}
-        return cls(module, tensors, places, values)
+        return cls(module, tensors, [Held.of(tensor) for tensor in tensors.values() if tensor is not None])
 
     def put_back(self) -> None:
         """The same tensor objects with the same bits; a buffer that was added meanwhile is dropped."""
         if not isinstance(self.module, SCRIPTED):  # its buffers cannot come or go
             self.module._buffers.clear()
             self.module._buffers.update(self.tensors)
-        for name, value in self.values.items():
-            tensor = self.tensors[name]
-            if tensor is None:
-                continue
-            if tensor.shape != value.shape:  # resized in place
-                tensor.data = self.places[name]
-            if not same_bits(tensor, value):
-                write(tensor, value)
+        for held in self.values:
+            held.put_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +86,7 @@ def _is_same_memory(tensor: Tensor, place: Tensor) -> bool:
 def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
     """Puts back every global random stream, every submodule's training mode and buffers, bit for bit.
 
+    And tensors that are neither buffers nor parameters (`Attributes`), as weights that a hook works out.
     It does so however the body ends, and a Ctrl-C meanwhile is raised afterwards.  Buffers that were replaced
     by other tensors are replaced back, resized ones have their size again.  A module goes back to its mode by
     its own ``train``, which may have more to undo than a flag (LoRA unmerges).  Parameters lie in the memory
@@ -113,7 +106,9 @@ def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
     modules = list({module: None for model in models for module in model.modules()})
     flags = [module.training for module in modules]
     buffers = [_Buffers.of(module) for module in modules]  # those without any too: some may be added
-    parameters = [_Parameters.of(module) for module in modules if not isinstance(module, SCRIPTED)]
+    written = [module for module in modules if not isinstance(module, SCRIPTED)]
+    parameters = [_Parameters.of(module) for module in written]
+    attributes = [Attributes.of(module) for module in written]
     streams = rng_state()
 
     def put_back() -> None:
@@ -124,10 +119,12 @@ def untouched(models: Iterable[nn.Module]) -> Iterator[None]:
                         module.train(training)
                 for module, training in zip(modules, flags, strict=True):  # some keep a part of them frozen
                     module.training = training
-                for owned in parameters:
-                    owned.put_back()
+                for weights in parameters:
+                    weights.put_back()
                 for held in buffers:
                     held.put_back()
+                for plain in attributes:
+                    plain.put_back()
         finally:
             put_rng_back(streams)
 
@@ -178,31 +175,3 @@ def insist(action: Callable[[], None]) -> None:
             interruption = error
     if interruption is not None:
         raise interruption
-
-
-def write(target: Tensor, value: Tensor) -> None:
-    """Copies ``value`` into ``target``; where `Tensor.expand` gave many elements one place, the first counts.
-
-    Example:
-        >>> rows = torch.zeros(1, 2).expand(3, 2)
-        >>> write(rows, torch.ones(3, 2))
-        >>> rows.sum().item()
-        6.0
-    """
-    if target.layout == torch.strided:
-        for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-            if stride == 0 and size > 1:  # torch refuses to write there
-                target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-    target.copy_(value)
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits (so NaN equals NaN, -0 is not 0)."""
-    if left.layout != torch.strided or right.layout != torch.strided:
-        return False
-    return torch.equal(_bytes(left), _bytes(right))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg()  # what is only marked has no bytes of its own
-    return bytes_of(plain)

@@ -14,7 +14,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.state import copied_together
 from dynaquant_core.training.evaluation import Evaluation
-from dynaquant_core.training.guard import insist, same_bits, write, written_in_passing
+from dynaquant_core.training.guard import insist, written_in_passing
+from dynaquant_core.training.held import same_bits, write
 
 if TYPE_CHECKING:
     from typing_extensions import Self

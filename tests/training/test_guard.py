@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dynaquant_core.training.guard import same_bits, untouched, write
+from dynaquant_core.training.guard import untouched
+from dynaquant_core.training.held import same_bits, write
 from dynaquant_core.training.rng import put_rng_back, rng_state
 from tests.training.models import Net, bits, seed_everything
 
