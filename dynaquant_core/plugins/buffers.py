@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor, nn
 
 from dynaquant_core.borrowed import borrowed
-from dynaquant_core.state import bytes_of
+from dynaquant_core.state import bytes_of, read_only
 
 __all__ = ["MOST_BYTES", "Buffers"]
 
@@ -47,6 +47,7 @@ class Buffers:
             for name, buffer in model.named_buffers()
             if buffer.layout == torch.strided and not buffer.is_meta
         }
+        self._fixed = read_only(self._tensors)
         self._own: dict[str, Tensor] = {}
 
     def digests(self) -> dict[str, str]:
@@ -69,7 +70,7 @@ class Buffers:
         with torch.no_grad():
             for name, text in values.items():
                 tensor, data = self._tensors.get(name), base64.b64decode(text)
-                if tensor is not None and tensor.nbytes == len(data) > 0:
+                if tensor is not None and name not in self._fixed and tensor.nbytes == len(data) > 0:
                     self._own.setdefault(name, tensor.detach().clone())
                     bits = torch.frombuffer(bytearray(data), dtype=tensor.dtype)
                     tensor.copy_(bits.reshape(tensor.shape))

@@ -12,7 +12,7 @@ from dynaquant_core.state.digest import digest_of
 from dynaquant_core.state.given import given_names
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.limits import memory_limit
-from dynaquant_core.state.memory import address_of, overlapping
+from dynaquant_core.state.memory import address_of, overlapping, read_only
 from dynaquant_core.state.owners import Owned, owned_by
 from dynaquant_core.state.pages import copied_together, empty_tensor
 from dynaquant_core.state.raw import bytes_of, copied, empty_words, tensor_of, words_of
@@ -67,6 +67,7 @@ __all__ = [
     "overlapping",
     "owned_by",
     "pack",
+    "read_only",
     "tensor_of",
     "unflatten",
     "unpack",

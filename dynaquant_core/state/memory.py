@@ -1,14 +1,25 @@
-"""Where a tensor lies: two names for one tensor are told by its memory, whatever a wrapper calls them."""
+"""Where a tensor lies: two names for one tensor are told by its memory, whatever a wrapper calls them.
+
+And whether it can be written there.
+"""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-__all__ = ["Address", "address_of", "overlapping"]
+__all__ = ["Address", "address_of", "overlapping", "read_only"]
+
+#: Where Linux lists the parts of this process's memory, and what it says of one that cannot be written.
+MAPS: Final = Path("/proc/self/maps")
+FIXED: Final = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .-", re.MULTILINE)
 
 #: Device, and where a tensor's first value lies.
 Address = tuple[str, int]
@@ -48,6 +59,38 @@ def overlapping(tensors: Mapping[str, Tensor]) -> frozenset[str]:
         []
     """
     return frozenset(name for heap in _heaps(tensors) for name in _shared(heap))
+
+
+def read_only(tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of tensors of the CPU in memory that nobody may write, as that of a file mapped for reading.
+
+    Who writes there ends the process; torch does not know.  So does Linux alone; elsewhere none is named.
+
+    Example:
+        >>> import mmap, warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     table = torch.frombuffer(mmap.mmap(-1, 64, prot=mmap.PROT_READ), dtype=torch.float32)
+        >>> sorted(read_only({"table": table, "weight": torch.ones(2)}))
+        ['table']
+    """
+    placed = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if address_of(tensor) is not None and tensor.device.type == "cpu"
+    }
+    try:
+        lines = FIXED.findall(MAPS.read_bytes()) if placed else []
+    except OSError:
+        return frozenset()
+    starts, ends = ([int(line[side], 16) for line in lines] for side in (0, 1))  # they stand in order
+
+    def is_fixed(tensor: Tensor) -> bool:
+        last = tensor.data_ptr() + _extent(tensor) * tensor.itemsize - 1
+        before = bisect_right(starts, last)
+        return before > 0 and ends[before - 1] > tensor.data_ptr()
+
+    return frozenset(name for name, tensor in placed.items() if is_fixed(tensor))
 
 
 def _heaps(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

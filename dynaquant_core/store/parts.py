@@ -2,7 +2,7 @@
 
 "weights": what the chosen method owns and accepts.  "moments": the optimizer's moments, by the moments
 policy.  "exact": everything else: the model's buffers, tensors of two values (masks), different ones that
-share memory, and whatever a pattern of ``exact=`` names.
+share memory, those in memory that cannot be written, and whatever a pattern of ``exact=`` names.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Known:
 
     Args:
         kept: names of tensors that stay exact: the model's buffers, what stands beside its own tensors,
-            running statistics, scales of codes, and different tensors that share memory.
+            running statistics, scales of codes, different tensors that share memory, and those in memory
+            that cannot be written.
         frozen: names of weights that are not trained.
         parameters: the model's, by name.
         optimizers: whose tensors are in the state.

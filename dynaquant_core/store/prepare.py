@@ -13,7 +13,7 @@ from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints
 from dynaquant_core.methods.registry import method_for_config
-from dynaquant_core.state import Leaf, Tree, flatten, given_names, overlapping
+from dynaquant_core.state import Leaf, Tree, flatten, given_names, overlapping, read_only
 from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import LIMIT
@@ -34,12 +34,14 @@ class Prepared:
         tree: skeleton and tensors.
         division: which tensor goes into which part.
         hints: gradients and layer types.
+        unwritable: names of the model's tensors, and of those beside it, in memory that cannot be written.
     """
 
     step: int
     tree: Tree
     division: Division
     hints: Hints
+    unwritable: frozenset[str] = frozenset()
 
     @plainly
     def saving(
@@ -85,11 +87,15 @@ def prepare(
     tensors = {leaf.name: leaf.tensor for leaf in tree.leaves}
     kept = given_names(tree.leaves) | buffer_names(tensors, model) | stand_in_names(tree.leaves, model)
     # A candidate of one would be written over the other, and no reader gets both.
-    kept |= overlapping({leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)})
+    live = {leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)}
+    kept |= overlapping(live)
+    # Neither a search nor a restore can write there.  Without a model it is no run's state, but a file's.
+    unwritable = frozenset() if model is None else read_only(live)
+    kept |= unwritable
     known = Known(kept, frozen_names(tensors, model), parameters_of(model), tuple(optimizers))
     division = divide(tree, settings, method_for_config(config, settings.weights), known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
-    return Prepared(step, tree, division, hints)
+    return Prepared(step, tree, division, hints, unwritable)
 
 
 def _is_live(leaf: Leaf) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
 from dynaquant_core.errors import ConfigError, CorruptFileError, StateMismatchError
-from dynaquant_core.state import TensorSpec, flatten, unflatten
+from dynaquant_core.state import TensorSpec, flatten, read_only, unflatten
 from dynaquant_core.store.chain import Chain, Link
 from dynaquant_core.store.partial import data_leaves, prune
 from dynaquant_core.store.parts import HeldPart
@@ -112,6 +112,7 @@ def require_fit(link: Link, tree: Any) -> None:
     stored = {tensor.name: tensor.spec for tensor in link.index.tensors if tensor.name not in data}
     problems = [f"{name!r} is stored but not in the tree" for name in stored if name not in live]
     problems += [f"{name!r} is in the tree but not stored" for name in live if name not in stored]
+    problems += [f"{name!r} lies in read-only memory, and cannot be written to" for name in read_only(live)]
     for name in stored.keys() & live.keys():
         have = TensorSpec.of(live[name])
         if have != stored[name]:

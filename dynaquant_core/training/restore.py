@@ -29,6 +29,7 @@ from dynaquant_core.training.optimizers import (
 )
 from dynaquant_core.training.rng import own_rank, put_rng_back, require_rng
 from dynaquant_core.training.subject import Subject, full_name, named, own_state
+from dynaquant_core.training.unwritable import spare_unwritable
 from dynaquant_core.training.versions import as_state_dict
 
 __all__ = ["put_back"]
@@ -129,8 +130,10 @@ def _models(subject: Subject, tree: Mapping[str, Any]) -> list[_Step]:
         versions = _parts(tree, "versions", subject.models)
     steps = []
     for name, model in subject.models.items():
+        what = _called("model", name)
         state = as_state_dict(model, stored[name], versions[name])
-        steps.append(_Step(_called("model", name), model, state))
+        spare_unwritable(model, state, what)
+        steps.append(_Step(what, model, state))
     return steps
 
 
@@ -250,6 +253,7 @@ def _others(
             versions = tree.get(EXTRA_VERSIONS)
             said = versions.get(name) if isinstance(versions, Mapping) else None
             state = as_state_dict(item, state, said, canonical=False)
+            spare_unwritable(item, state, what)
         steps.append(_Step(what, item, state))
     return steps
 
