@@ -16,6 +16,7 @@ from dynaquant_core.plugins.reading import describe, find_checkpoints, read_tree
 from dynaquant_core.plugins.run import PluginRun
 from dynaquant_core.training.optimizers import is_sharded
 from dynaquant_core.training.turns import Turns
+from dynaquant_core.training.unwritable import spare_unwritable
 from dynaquant_core.training.whole import require_whole
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "is_sharded",
     "read_tree",
     "require_whole",
+    "spare_unwritable",
 ]

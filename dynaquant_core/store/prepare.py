@@ -87,15 +87,20 @@ def prepare(
     tensors = {leaf.name: leaf.tensor for leaf in tree.leaves}
     kept = given_names(tree.leaves) | buffer_names(tensors, model) | stand_in_names(tree.leaves, model)
     # A candidate of one would be written over the other, and no reader gets both.
-    live = {leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)}
-    kept |= overlapping(live)
-    # Neither a search nor a restore can write there.  Without a model it is no run's state, but a file's.
-    unwritable = frozenset() if model is None else read_only(live)
+    kept |= overlapping({leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)})
+    unwritable = _unwritable(tree, model)
     kept |= unwritable
     known = Known(kept, frozen_names(tensors, model), parameters_of(model), tuple(optimizers))
     division = divide(tree, settings, method_for_config(config, settings.weights), known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints, unwritable)
+
+
+def _unwritable(tree: Tree, model: Any) -> frozenset[str]:
+    """What neither a search nor a restore can write; without a model the state is no run's, but a file's."""
+    if model is None:
+        return frozenset()
+    return read_only({leaf.name: leaf.tensor for leaf in tree.leaves if leaf.source == "tensor"})
 
 
 def _is_live(leaf: Leaf) -> bool:

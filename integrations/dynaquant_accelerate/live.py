@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from dynaquant_accelerate.prepared import averages, inner_optimizers
 from dynaquant_core.errors import StateMismatchError
+from dynaquant_core.plugins import spare_unwritable
 
 __all__ = ["modules_of", "put_back", "state_of"]
 
@@ -76,6 +77,8 @@ def put_back(accelerator: Any, models: Sequence[nn.Module], tree: Mapping[str, A
             f"the checkpoint does not fit: {'; '.join(found[:SHOWN])}{more}. Prepare what was prepared when "
             f"it was saved; nothing was restored."
         )
+    for name, module in modules.items():
+        spare_unwritable(module, stored[name], name)
     for name, module in modules.items():
         module.load_state_dict(stored[name])
     for optimizer, state in zip(optimizers, tree["optimizer"], strict=True):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dynaquant_core.errors import StateMismatchError
+from dynaquant_core.plugins import spare_unwritable
 
 __all__ = ["ADAPTERS", "MODEL", "are_live", "hollow", "part_of", "put_weights", "weights_of"]
 
@@ -91,7 +92,9 @@ def put_weights(model: nn.Module, tree: Mapping[str, Any]) -> None:
         )
     if part == MODEL:
         keys = {key.replace(COMPILED, ""): key for key in model.state_dict()}
-        model.load_state_dict({keys[name]: value for name, value in tree[MODEL].items()}, strict=False)
+        state = {keys[name]: value for name, value in tree[MODEL].items()}
+        spare_unwritable(model, state, "the model")
+        model.load_state_dict(state, strict=False)
         return
     from peft import set_peft_model_state_dict
 

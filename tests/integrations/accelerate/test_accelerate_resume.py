@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -22,6 +23,7 @@ from tests.integrations.accelerate.kit import (
     resume,
     train,
 )
+from tests.training.mapped_life import mapped
 
 
 def test_resumed_is_bit_identical_to_uninterrupted_with_everything_exact(tmp_path):
@@ -40,6 +42,24 @@ def test_saving_and_searching_leave_training_bit_identical(tmp_path):
     info = ours.ours.wait()
     assert info.evaluations > 0
     assert info.met
+
+
+def test_a_frozen_table_in_a_file_that_is_mapped_for_reading_comes_back(tmp_path):
+    """To write there, a candidate or the same values, ends the process."""
+    np.save(tmp_path / "table.npy", np.ones((64, 64), np.float32))
+
+    class Mapped(Net):
+        def __init__(self, width):
+            super().__init__(width)
+            self.table = nn.Parameter(mapped(tmp_path / "table.npy"), requires_grad=False)
+
+        def forward(self, x):
+            return super().forward(x @ self.table)
+
+    train(build(tmp_path, make=Mapped, options={"evaluate": evaluate}), EPOCH, save_every=EPOCH).ours.wait()
+    again = resume(build(tmp_path, make=Mapped, seed=1))
+    assert again.done == EPOCH
+    assert again.model.table.eq(1).all()
 
 
 def test_the_checkpoint_is_small_and_keeps_its_promise(tmp_path):

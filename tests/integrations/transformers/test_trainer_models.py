@@ -3,6 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate.utils import release_memory
@@ -16,8 +17,10 @@ from transformers import (
     TrainerCallback,
 )
 
+from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.plugins import describe, read_tree
 from dynaquant_transformers import DynaQuantCallback, DynaQuantTrainerMixin
+from dynaquant_transformers.weights import put_weights
 from tests.integrations.transformers.kit import (
     EXACT,
     arguments,
@@ -28,6 +31,7 @@ from tests.integrations.transformers.kit import (
     names,
     trainer,
 )
+from tests.training.mapped_life import mapped
 
 
 class Begin(TrainerCallback):
@@ -35,6 +39,18 @@ class Begin(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model, **kwargs):
         self.model = bits(dict(model.state_dict()))
+
+
+def test_a_table_in_a_file_that_is_mapped_for_reading_is_left_alone(tmp_path):
+    """To write there, the same values too, ends the process."""
+    np.save(tmp_path / "table.npy", np.ones((16, 16), np.float32))
+    model = nn.Sequential(nn.Embedding.from_pretrained(mapped(tmp_path / "table.npy")), nn.Linear(16, 2))
+    stored = {"0.weight": torch.ones(16, 16), "1.weight": torch.ones(2, 16), "1.bias": torch.ones(2)}
+    with pytest.raises(StateMismatchError, match=r"0\.weight in read-only memory"):
+        put_weights(model, {"model": stored | {"0.weight": torch.zeros(16, 16)}})
+    assert not model[1].bias.eq(1).any()
+    put_weights(model, {"model": stored})
+    assert model[1].bias.eq(1).all()
 
 
 def test_an_encoder_decoder_with_the_seq2seq_trainer(tmp_path):
