@@ -68,8 +68,8 @@ class BlocksDraft(ChangedDraft[Coded]):
         return streams, BlocksReference(self._specs, {}, self._digests)
 
     def _encode(self, tensor: Tensor, name: str) -> Coded:
-        self._signed[name] = is_signed(tensor)
-        return Coded(*blocks.encode(tensor, self._signed[name]))
+        signed = self._signed[name] = is_signed(tensor)
+        return Coded(*blocks.encode(tensor, signed, key=None if signed else self._key(name)))
 
     def _decode(self, coded: Coded, spec: TensorSpec) -> Tensor:
         return coded_tensor(coded, spec)
