@@ -25,7 +25,7 @@ from dynaquant_core.training.answer import Answer
 from dynaquant_core.training.begun import Begun
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.disabled import is_disabled
-from dynaquant_core.training.early import look_at_folder, look_at_subject, warn_of_unsavable
+from dynaquant_core.training.early import look_at_folder, look_at_subject, look_at_threads, warn_of_unsavable
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
 from dynaquant_core.training.names import parameter_names
@@ -87,7 +87,7 @@ class Checkpointer:
             inherit it.
 
     Raises:
-        ConfigError: an argument is of the wrong type or out of range.
+        ConfigError: an argument, or DYNAQUANT_THREADS, is of the wrong type or out of range.
         NotAStoreError: ``path`` is a file.
 
     Example:
@@ -136,6 +136,7 @@ class Checkpointer:
         require_number("Checkpointer", "window", window, 0, math.inf, open_high=True)
         self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
         look_at_subject(self._subject)
+        look_at_threads()
         self._schedule = parse_every(every)
         self._searches = evaluate is not None
         beside = [part for part in (extra or {}).values() if isinstance(part, nn.Module)]
@@ -286,9 +287,7 @@ class Checkpointer:
         self._require_open()
         if threshold is not None:
             require_threshold("Checkpointer", threshold)
-            require(
-                self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure with."
-            )
+            require(self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure.")
         with self._turn:
             stepping = not self._turns.busy and self._stepping.under_way
             follows = self._turns.busy or stepping
