@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 Save = Callable[[], None]
 
+#: How the code begins in whose frame an optimizer's step runs: its own, torch's around it, a compiler's.
+STEPS = ("step", "wrapper", "torch_dynamo_resume_in_")
+
 
 class Stepping:
     """Knows whether a step of some optimizers is under way, and keeps the saves that wait for its end.
@@ -98,9 +101,10 @@ class Stepping:
 
 
 def _any_below(frame: FrameType | None, found: Callable[[object], bool]) -> bool:
-    """Whether a method of such an object runs in a frame, or in one that has called it."""
+    """Whether the step of such an object runs in a frame, or in one that has called it."""
     while frame is not None:
-        if found(frame.f_locals.get("self")):
+        # Asking a frame for its locals has it keep them until it ends: a loop's would hold a batch's graph.
+        if frame.f_code.co_name.startswith(STEPS) and found(frame.f_locals.get("self")):
             return True
         frame = frame.f_back
     return False
