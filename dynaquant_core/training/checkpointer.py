@@ -38,6 +38,7 @@ from dynaquant_core.training.stepping import Stepping
 from dynaquant_core.training.subject import Stateful, Subject
 from dynaquant_core.training.tolerance import told
 from dynaquant_core.training.turns import Turns
+from dynaquant_core.training.untold import Untold
 from dynaquant_core.training.worker import Worker, await_all
 
 if TYPE_CHECKING:
@@ -172,9 +173,9 @@ class Checkpointer:
         )
         self._worker: Worker[CheckpointInfo] = Worker(self.store.path)
         self._answer = Answer(signals, self._worker)
-        parts = (self._subject, self._chooser, self._collector, self._worker, self._begun)
-        saver = Saver(self.store, *parts)
-        self._saves = Saves(self.store, saver, self._worker, self._answer, raises=on_error == "raise")
+        saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker, self._begun)
+        untold = Untold(self._stepping)
+        self._saves = Saves(self.store, saver, self._worker, self._answer, untold, raises=on_error == "raise")
         self._look_ahead()
 
     @property
@@ -222,7 +223,7 @@ class Checkpointer:
         """
         self._require_open()
         with self._turn:
-            self._require_alone()
+            self._turns.require_none()
             self.wait()
             await_all(self.store.path)
             found: list[int] = []
@@ -246,7 +247,7 @@ class Checkpointer:
             self._completed += 1
             self._begun.now()  # where no optimizer has told of the step
             self._schedule.advance(self._completed)
-            for save in self._stepping.waiting():
+            for save in self._stepping.tell():
                 self._turns.take(save)
             if not self._saves.answer(self._completed, self.save):
                 with told(raises=self._saves.raises):
@@ -260,13 +261,13 @@ class Checkpointer:
             self._look_ahead()
 
     def save(self, *, threshold: float | None = None) -> None:
-        """Saves the state as it is, due or not; when this returns, the state may change again.
+        """Saves the state as that of the last `step`, due or not; when this returns, it may change again.
 
         In the middle of another save, where a signal's handler may be, the model holds a candidate: the save
         follows when the other has ended, however it ends, and `close` follows that.  The handler may raise
         SystemExit: the process ends when the checkpoint is committed.  It must not call ``os._exit``.
         In the middle of an optimizer's step, where half of the weights have moved, the next `step` makes the
-        save, and nobody if the process ends before.
+        save, and nobody if the process ends before; where a handler asks between the two, `close` does then.
         In the middle of `restore` it follows too, and is left out where a checkpoint was put back, which the
         store has, or in part only.
 
@@ -276,7 +277,8 @@ class Checkpointer:
 
         Raises:
             ConfigError: ``threshold`` is no share, or there is no ``evaluate`` to measure with.
-            SaveError: the save before failed in the background; nothing was saved now.
+            SaveError: the save before failed in the background, or an optimizer's step ended in an error (as
+                by Ctrl-C); nothing was saved now.
             EvaluationError: evaluate failed; an exact checkpoint was committed instead.
             StoreNotEmptyError: the folder holds another run's checkpoints and none was restored.
             NotAStoreError: it held other files and no checkpoint when this object was made, and still does.
@@ -289,10 +291,10 @@ class Checkpointer:
             require_threshold("Checkpointer", threshold)
             require(self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure.")
         with self._turn:
-            stepping = not self._turns.busy and self._stepping.under_way
-            follows = self._turns.busy or stepping
-            take = self._stepping.postpone if stepping else self._turns.take
-            take(partial(self._save, threshold, again=not follows or threshold is not None))
+            waits = not self._turns.busy and self._stepping.must_wait
+            follows = self._turns.busy or waits
+            save = partial(self._save, threshold, again=not follows or threshold is not None)
+            self._stepping.postpone(save, self.close) if waits else self._turns.take(save)
 
     def _save(self, threshold: float | None, *, again: bool) -> None:
         try:
@@ -327,6 +329,8 @@ class Checkpointer:
             return
         with self._turn:
             try:
+                for save in self._stepping.left():
+                    self._turns.take(save)
                 while self._worker.busy and not self._turns.busy:  # a handler may save, which follows
                     self._turns.take(partial(await_all, self.store.path))
             finally:
@@ -375,6 +379,7 @@ class Checkpointer:
         self._chooser.manager = manager_for(self.store.method)
         self._collector.spare = spares_gradients(self.store.method)
         self._begun.again()
+        self._stepping.restored()
         self._begin_interval()
         logger.info("restored step %d from %s", resumed.step, self.store.path)
         return resumed.step
@@ -390,10 +395,3 @@ class Checkpointer:
     def _require_open(self) -> None:
         if self._closed:
             raise SaveError("the Checkpointer is closed; make a new one to go on.")
-
-    def _require_alone(self) -> None:
-        if self._turns.busy:
-            raise SaveError(
-                "restore() was called in the middle of a save or of another restore(), as by a signal's "
-                "handler; call it when that has ended."
-            )
