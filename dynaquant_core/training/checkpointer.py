@@ -83,9 +83,9 @@ class Checkpointer:
         on_error: whether a save that fails raises ("raise") or is logged ("warn"); training is untouched
             either way.
         save_on: signals, such as ``("SIGTERM",)``, after which the next `step` saves and waits for the
-            commit, or the end of the ``with`` block, if there was a `step` or `save` before.  The process is
-            not ended: look at `requested_by`.  Main thread only.  Forked children (data loaders) do not
-            inherit it.
+            commit, or the end of the ``with`` block, by an error too, if there was a `step` or `save` before.
+            The process is not ended: look at `requested_by`.  Main thread only.  Forked children (data
+            loaders) do not inherit it.
 
     Raises:
         ConfigError: an argument, or DYNAQUANT_THREADS, is of the wrong type or out of range.
@@ -358,7 +358,7 @@ class Checkpointer:
         if kind is not None:  # the loop's own error is the one to see; a failed save goes to the log
             self._saves.raises = False
         try:
-            if kind is None and self._process == os.getpid():
+            if not self._closed and self._process == os.getpid():
                 self._saves.answer(self._completed, self.save, last=True)
         finally:
             self.close()
