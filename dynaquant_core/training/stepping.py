@@ -27,8 +27,10 @@ logger = logging.getLogger(__name__)
 
 Save = Callable[[], None]
 
-#: How the code begins in whose frame an optimizer's step runs: its own, torch's around it, a compiler's.
-STEPS = ("step", "wrapper", "torch_dynamo_resume_in_")
+#: Names of the code in whose frame an optimizer's step runs: its own, and torch's around it.
+STEPS = ("step", "wrapper")
+#: Torch's compiler has names of its own for what follows a break in either.
+RESUMED = "torch_dynamo_resume_in_"
 
 
 class Stepping:
@@ -178,8 +180,9 @@ class Stepping:
 def _any_below(frame: FrameType | None, found: Callable[[object], bool]) -> bool:
     """Whether the step of such an object runs in a frame, or in one that has called it."""
     while frame is not None:
+        name = frame.f_code.co_name
         # Asking a frame for its locals has it keep them until it ends: a loop's would hold a batch's graph.
-        if frame.f_code.co_name.startswith(STEPS) and found(frame.f_locals.get("self")):
+        if (name in STEPS or name.startswith(RESUMED)) and found(frame.f_locals.get("self")):
             return True
         frame = frame.f_back
     return False
