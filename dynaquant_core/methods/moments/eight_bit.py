@@ -95,8 +95,9 @@ class BlocksDraft(ChangedDraft[Coded]):
 class LogBlocks(OnePoint):
     """The method ``"8bit"``: moments in logarithmic blocks.
 
-    The error is within 5% of each value (`quantize.blocks` states it in full); what was zero, positive or
-    negative stays so, and a second moment never becomes zero.  It takes tensors as they are given: a store
+    First moments are within 5% of each value, second ones within 9.1% and right on average, in full in
+    `quantize.blocks`; what was zero, positive or negative stays so, and a second moment never becomes zero.
+    It takes tensors as they are given: a store
     keeps what centred RMSprop subtracts, and what from, in its exact part.
 
     Example:
