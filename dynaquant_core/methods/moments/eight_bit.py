@@ -97,8 +97,8 @@ class LogBlocks(OnePoint):
 
     First moments are within 5% of each value, second ones within 9.1% and right on average, in full in
     `quantize.blocks`; what was zero, positive or negative stays so, and a second moment never becomes zero.
-    It takes tensors as they are given: a store
-    keeps what centred RMSprop subtracts, and what from, in its exact part.
+    It takes tensors as they are given: a store keeps what centred RMSprop subtracts, and what from, in its
+    exact part.
 
     Example:
         >>> import torch
