@@ -1,6 +1,6 @@
 """Accelerate with DynaQuant on handwritten digits: a training is killed, resumes, and ends where it should.
 
-    python examples/accelerate_loop.py [FOLDER]
+    python examples/accelerate_loop.py [FOLDER]    # new or empty; without it a temporary one
 
 Three processes train the same network: one undisturbed with Accelerate's own checkpoints, one with DynaQuant
 that is killed by SIGKILL in the middle of a save, and one that goes on from what the second had committed.

@@ -1,6 +1,6 @@
 """Composer with DynaQuant on handwritten digits: a training is killed, resumes, and ends where it should.
 
-    python examples/composer_trainer.py [FOLDER]
+    python examples/composer_trainer.py [FOLDER]    # new or empty; without it a temporary one
 
 Three processes train the same network: one undisturbed with Composer's own checkpoints, one with DynaQuant
 that is killed by SIGKILL while it saves, and one that goes on with ``autoresume=True``.

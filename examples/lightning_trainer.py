@@ -1,6 +1,6 @@
 """Lightning with DynaQuant on handwritten digits: a training is killed, resumes, and ends where it should.
 
-    python examples/lightning_trainer.py [FOLDER]
+    python examples/lightning_trainer.py [FOLDER]    # new or empty; without it a temporary one
 
 Three processes train the same network: one undisturbed with Lightning's own checkpoints, one with DynaQuant
 that is killed by SIGKILL, and one that goes on from what the second had committed.

@@ -1,6 +1,6 @@
 """The HF Trainer with DynaQuant on handwritten digits: a training is killed, resumes, and ends as it should.
 
-    python examples/transformers_trainer.py [FOLDER]
+    python examples/transformers_trainer.py [FOLDER]    # new or empty; without it a temporary one
 
 Three processes train the same GPT-2, which learns to draw digits pixel by pixel: one undisturbed with the
 Trainer's own checkpoints, one with DynaQuant that is killed by SIGKILL, and one that goes on from what the
