@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
-from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.base import Hints, Method, Reference
 from dynaquant_core.methods.registry import method_for_config
 from dynaquant_core.state import Leaf, Tree, flatten, given_names, overlapping
 from dynaquant_core.store.hints import hints_for
@@ -57,7 +57,7 @@ class Prepared:
             last: the run's last checkpoint, where a method may want to know it though a key is due.
         """
         before = base or last
-        self.hints.before = None if before is None else before.reference("weights", self.division)
+        self.hints.before = None if before is None else _held_by(before, self.division.methods["weights"])
         return Saving(self.step, self.tree, self.division, self.hints, base, write)
 
 
@@ -93,6 +93,17 @@ def prepare(
     division = divide(tree, settings, method, known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints)
+
+
+def _held_by(before: Base, method: Method) -> Reference | None:
+    """What a reader held of the weights, whichever they were: one that came or went changes no other.
+
+    None where there were none, or another method wrote them.
+    """
+    held = before.parts.get("weights")
+    if held is None or not held.specs or held.written.method != method.name:
+        return None
+    return held.reference
 
 
 def _is_live(leaf: Leaf) -> bool:
