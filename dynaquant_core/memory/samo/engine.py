@@ -31,6 +31,7 @@ from dynaquant_core.memory.samo.guard import (
 from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
 from dynaquant_core.memory.samo.slots import Slot, buckets_of, masters_of
+from dynaquant_core.memory.samo.stepped import Stepped
 from dynaquant_core.memory.samo.swap import recast, remembered, swap_in, swap_out
 from dynaquant_core.memory.samo.unchanged import Unchanged
 from dynaquant_core.memory.samo.zeroing import Zeroing
@@ -110,6 +111,7 @@ class Engine:
         for slot in self._apart:
             slot.param.grad = None
         self._unchanged = Unchanged(model, self.slots)
+        self._stepped = Stepped(optimizer, self._apart, self.masters)
         self._expansion = Expansion(self.slots, self.masters)
         self.receive(waiting)
         self.expand()
@@ -308,6 +310,7 @@ class Engine:
         self.flush()
         self._follow_written()
         self.loaded.clear()
+        self._stepped.before()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._judge()
@@ -323,6 +326,7 @@ class Engine:
 
     def _after_step(self, *_: Any) -> None:
         self.expand()
+        self._stepped.after()
 
     @torch.no_grad()
     def _judge(self) -> None:

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.memory.samo.slots import Slot
+from dynaquant_core.memory.samo.stepped import require_none_inside
+from dynaquant_core.state.sharded import is_sharded
 
 __all__ = [
     "moments_of",
@@ -34,7 +36,8 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
         parameters: the model's, by name.
 
     Raises:
-        ConfigError: no optimizer; its parameters are not the model's; it needs matrices or sparse gradients;
+        ConfigError: no optimizer, or one around another that would step something else; its parameters are
+            not the model's; it needs matrices or sparse gradients;
             it keeps something that is not one value a weight.
     """
     require(
@@ -46,6 +49,12 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
         f"samo: {type(optimizer).__name__} wraps an optimizer and calls no hooks itself; wrap the model with "
         "the one inside (Accelerate: .optimizer).",
     )
+    require(
+        not is_sharded(optimizer),
+        f"samo: {type(optimizer).__name__} keeps weights and states of some parameters on each rank, where "
+        "compressed ones cannot be put; train with the optimizer inside it: SAMO averages gradients itself.",
+    )
+    require_none_inside(optimizer)
     refused = (torch.optim.SparseAdam, *((torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()))
     require(
         not isinstance(optimizer, refused),
