@@ -51,6 +51,7 @@ class Engine:
         dtype: of theta16.
         loss_scale: static; None: the loss is not scaled here.
         group: ranks to average gradients over; None: this process alone.
+        former: masters of an engine that was removed, by name; they become this one's.
 
     Attributes:
         slots: one a trained parameter.
@@ -72,6 +73,7 @@ class Engine:
         dtype: torch.dtype,
         loss_scale: float | None,
         group: dist.ProcessGroup | None,
+        former: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.model, self.optimizer, self.dtype = model, optimizer, dtype
         parameters = names_of(model)
@@ -83,7 +85,7 @@ class Engine:
         self._skips = loss_scale is not None
         self.copies = copies = dtype != torch.float32 or loss_scale is not None
         trained = {name: parameters[name] for name in names}
-        self.slots, self.masters = masters_of(trained, masks, copies=copies)
+        self.slots, self.masters = masters_of(trained, masks, copies=copies, former=former or {})
         waiting = {slot.name: slot.param.grad for slot in self.slots if slot.param.grad is not None}
         put_back = remembered(optimizer)
         self._handles: list[Any] = []
@@ -169,10 +171,13 @@ class Engine:
             if not slot.own and slot.name in waiting:
                 slot.param.grad = waiting[slot.name].to(slot.param.dtype)
 
+    def whole(self) -> dict[str, Tensor]:
+        """theta32 of the layers of which nothing is pruned, as it is in memory, for `take_over`."""
+        return {slot.name: slot.master.detach() for slot in self.slots if not slot.own and slot.index is None}
+
     @torch.no_grad()
-    def take_over(self, former: Engine) -> None:
+    def take_over(self, whole: Mapping[str, Tensor]) -> None:
         """theta32 with all the bits that it had in another engine, where nothing was pruned there."""
-        whole = {slot.name: slot.master for slot in former.slots if not slot.own and slot.index is None}
         for slot in self.slots:
             if not slot.own and slot.name in whole:
                 slot.master.data.copy_(slot.gather(whole[slot.name]))
