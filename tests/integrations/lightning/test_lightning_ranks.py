@@ -9,7 +9,7 @@ import lightning.pytorch
 import pytest
 
 from tests.integrations.lightning.kit import fit
-from tests.integrations.two_bit_page import shown
+from tests.integrations.pages import shown
 from tests.programs import run
 
 ROOT = Path(__file__).parents[3]
@@ -67,5 +67,5 @@ def test_fabric_searches_on_one_rank_with_a_module_that_broadcasts_its_buffers(t
 
 
 def test_the_same_script_trains_in_one_process_whose_model_is_in_no_ddp(tmp_path):
-    packs = shown("class TwoBits(lightning", lightning=lightning)["TwoBits"]()
+    packs = shown("two-bit.md", "class TwoBits(lightning", lightning=lightning)["TwoBits"]()
     assert fit(tmp_path, packs, epochs=1).global_step == 20

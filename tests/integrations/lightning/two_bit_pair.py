@@ -13,9 +13,9 @@ import torch
 from dynaquant_core.plugins import describe
 from dynaquant_lightning import DynaQuantCallback
 from tests.integrations.lightning.kit import EXACT, bits, fit, saves
-from tests.integrations.two_bit_page import shown
+from tests.integrations.pages import shown
 
-TwoBits = shown("class TwoBits(lightning", lightning=lightning)["TwoBits"]
+TwoBits = shown("two-bit.md", "class TwoBits(lightning", lightning=lightning)["TwoBits"]
 
 
 class Noted(lightning.pytorch.Callback):

@@ -15,9 +15,9 @@ from dynaquant_core.plugins import describe
 from dynaquant_transformers import DynaQuantCallback
 from tests.full_disk import files_of_at_most
 from tests.integrations.killing import digest_of
+from tests.integrations.pages import shown
 from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
 from tests.integrations.transformers.leaving import leave
-from tests.integrations.two_bit_page import shown
 
 GIVEN = {
     "ddp_backend": "gloo",
@@ -34,7 +34,7 @@ def two_bits(folder):
 
     With the callback that docs/two-bit.md shows; the second training goes on from the first's checkpoint.
     """
-    packs = shown("class TwoBits(transformers", transformers=transformers)["TwoBits"]()
+    packs = shown("two-bit.md", "class TwoBits(transformers", transformers=transformers)["TwoBits"]()
     packs.trainer = trainer(folder, packs, DynaQuantCallback(**EXACT), **GIVEN)
     packs.trainer.train()
     found = [packs.state.step, digest_of(everything(packs.trainer)["model"])]

@@ -7,8 +7,8 @@ import pytest
 import transformers
 
 from dynaquant_core.plugins import describe
+from tests.integrations.pages import shown
 from tests.integrations.transformers.kit import checkpoints, names, program, trainer
-from tests.integrations.two_bit_page import shown
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,6 @@ def test_ranks_go_on_from_one_checkpoint_or_none_does(said):
 
 
 def test_the_same_script_trains_in_one_process_whose_model_is_in_no_ddp(tmp_path):
-    packs = shown("class TwoBits(transformers", transformers=transformers)["TwoBits"]()
+    packs = shown("two-bit.md", "class TwoBits(transformers", transformers=transformers)["TwoBits"]()
     packs.trainer = trainer(tmp_path, packs, max_steps=2, save_strategy="no")
     assert packs.trainer.train().global_step == 2
