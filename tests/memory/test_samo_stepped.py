@@ -139,3 +139,23 @@ def test_steps_that_have_nothing_to_move_are_none_of_them(why):
     optimizer.param_groups[0]["lr"] = 0.01
     losses = trained(model, optimizer, 20)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_of_an_optimizer_inside_follow_its_weights_wherever_they_go(dtype):
+    """Over `wrap` they were lost, and after a ticket those of other places met the vectors."""
+
+    def life(around):
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = Around(optimizer, shared=True) if around else optimizer
+        losses = trained(model, optimizer, 3)
+        bird = samo.EarlyBird(window=1, distance=1.0)
+        handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=dtype, pruner=bird)
+        losses += trained(model, optimizer, 3)
+        assert any(handle.end_epoch() for _ in range(3))
+        losses += trained(model, optimizer, 3)
+        handle.unwrap()
+        return losses + trained(model, optimizer, 3)
+
+    assert life(around=True) == life(around=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from dynaquant_core.errors import GradientError
 from dynaquant_core.memory.samo.guard import values_of
 from dynaquant_core.memory.samo.slots import Masters, Slot
 
-__all__ = ["Stepped", "require_none_inside"]
+__all__ = ["Stepped", "inside", "require_none_inside", "states_of"]
 
 #: Steps in a row that may move nothing: some optimizers only look at their first gradients.
 PATIENCE: Final = 8
@@ -32,7 +32,7 @@ def require_none_inside(optimizer: Optimizer) -> None:
     lists = {id(group["params"]) for group in optimizer.param_groups}
     held = {one for group in optimizer.param_groups for one in group["params"]}
     outside = type(optimizer).__name__
-    for one in _inside(optimizer):
+    for one in inside(optimizer):
         apart = [group["params"] for group in one.param_groups if id(group["params"]) not in lists]
         require(
             held.isdisjoint(parameter for params in apart for parameter in params),
@@ -42,10 +42,32 @@ def require_none_inside(optimizer: Optimizer) -> None:
         )
 
 
-def _inside(optimizer: Optimizer) -> Iterator[Optimizer]:
-    for value in vars(optimizer).values():
+def states_of(optimizer: Optimizer) -> list[dict[Any, Any]]:
+    """Its state, and what optimizers inside it that share its groups remember apart from it."""
+    found: list[dict[Any, Any]] = []
+    for one in (optimizer, *inside(optimizer)):
+        if all(one.state is not other for other in found):
+            found.append(one.state)
+    return found
+
+
+def inside(optimizer: Optimizer) -> list[Optimizer]:
+    """Optimizers that an optimizer holds, and those that they hold."""
+    found, waiting = [optimizer], [optimizer]
+    while waiting:
+        for one in _held(waiting.pop()):
+            if all(one is not other for other in found):
+                found.append(one)
+                waiting.append(one)
+    return found[1:]
+
+
+def _held(optimizer: Optimizer) -> Iterator[Optimizer]:
+    for name, value in vars(optimizer).items():
+        if name == "state":  # large, and there are none in it
+            continue
         some = value.values() if isinstance(value, Mapping) else value if _is_list(value) else (value,)
-        yield from (one for one in some if isinstance(one, Optimizer) and one is not optimizer)
+        yield from (one for one in some if isinstance(one, Optimizer))
 
 
 def _is_list(value: object) -> bool:
