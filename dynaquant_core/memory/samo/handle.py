@@ -106,7 +106,7 @@ class Samo:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and float32 copy of each trained parameter, in the model's shape, zero where it is pruned.
 
-        For an average of the weights: in half precision one of the model's own stands still, as what a step
+        For an average of the weights: in half precision one of the model's own hardly moves, as what a step
         adds to it is rounded away.  Made one after the other, so only one of them takes memory.
 
         Raises:
