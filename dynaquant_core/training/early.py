@@ -11,12 +11,12 @@ from torch import nn
 from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.state import flatten
 from dynaquant_core.state.compressed import is_compressed
+from dynaquant_core.state.sharded import is_sharded
 from dynaquant_core.store.catalogue import Catalogue
 from dynaquant_core.threads import thread_count
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.disabled import DISABLE
 from dynaquant_core.training.names import canonical_name, parameter_names
-from dynaquant_core.training.optimizers import is_sharded
 from dynaquant_core.training.subject import Subject
 from dynaquant_core.training.whole import require_whole
 
