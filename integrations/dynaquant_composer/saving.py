@@ -84,11 +84,26 @@ class FolderSaver(CheckpointSaver):
         finally:
             self._due = False
 
+    def state_dict(self) -> dict[str, Any]:
+        """The files of all callbacks of this kind: Composer keeps one state for the class, that of the last.
+
+        Among them what another is going to save at this moment, if it is: the state is taken before.
+        """
+        saved = dict(self.all_saved_checkpoints_to_timestamp)
+        if self._around is not None:
+            state, _ = self._around
+            for one in (each for each in state.callbacks if isinstance(each, FolderSaver)):
+                saved |= one.all_saved_checkpoints_to_timestamp
+                saved.setdefault(str(Path(one.filename.format(state))), state.timestamp)
+        listed = [(file, timestamp.state_dict()) for file, timestamp in saved.items()]
+        return {**super().state_dict(), "all_saved_checkpoints_to_timestamp": listed}
+
     def init(self, state: State, logger: Logger) -> None:
         """Refuses what is not supported, then as Composer's own."""
         require_whole_weights(state)
         say_what_is_untested(logger)
         self._destinations = logger
+        self._around = state, logger
         super().init(state, logger)
 
     def before_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002 - an event's arguments
