@@ -107,6 +107,14 @@ class PluginRun:
         """Keeps what a pattern of names covers bit for bit, beside what the options name, from now on."""
         self._trail.keep_exact(pattern)
 
+    def compress_only(self, *homes: str) -> None:
+        """Keeps bit for bit, from now on, what lies elsewhere and is no copy of a weight by name and shape.
+
+        Args:
+            homes: dotted names of the parts of the state that hold the model and its optimizers.
+        """
+        self._trail.compress_only(homes)
+
     def look_ahead(self, steps_left: int | None) -> None:
         """Tells how many optimizer steps are left until the next save.
 

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 #: When Composer's schedule may ask for a save.
 SCHEDULED: Final = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
 
+#: Where Composer keeps what is trained.
+HOMES: Final = ("state.model", "state.optimizers")
+
 #: The pattern under which every bit is kept, so that there is nothing to measure.
 EVERYTHING: Final = "*"
 
@@ -62,6 +65,7 @@ class FolderSaver(CheckpointSaver):
         self._around: tuple[State, Logger] | None = None  # what a trainer tells of what it does
         self._options, self._interval, self._metric = options, interval, metric
         self._run = PluginRun(options, framework="composer", report=self._committed)
+        self._run.compress_only(*HOMES)
         self.saved_checkpoints: list[str] = []
         self._pending: deque[tuple[int, Path, Path | None]] = deque()
         self._destinations: Logger | None = None
