@@ -62,6 +62,10 @@ class Runs:
         for run in self._runs.values():
             self._watch(run)
 
+    def watches_another(self, model: Any) -> bool:
+        """Whether a model is watched, and it is not this one."""
+        return self._watched is not None and self._watched[0] is not model
+
     def begin(self, folder: str, checkpoint: Mapping[str, Any]) -> PluginRun:
         """The run that is to write ``checkpoint`` to ``folder``, which is pending from now on."""
         run = self.serving(checkpoint)

@@ -166,6 +166,11 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         Every rank comes to the same, and each save tries again: a `validation_step` may lean on what only
         the first validation sets up.
         """
+        if self.runs.watches_another(self.trainer.lightning_module):  # it was validated, tested or asked
+            if self._validation is not None:
+                logger.warning("no search, as the module to save is not the one that was trained")
+            self._validation = None
+            self._watch()
         if self._validation is None or (self._validation.ready and self._unmeasured is None):
             return
         reason = self._validation.prepare()
