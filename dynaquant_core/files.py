@@ -39,6 +39,9 @@ def save_file(
 ) -> CheckpointInfo:
     """Saves a state as one self-contained file, which replaces an existing one whole or not at all.
 
+    It knows of no file before it: under "lattice" what was loaded from one takes noise anew, which adds up
+    from file to file (docs/restoring.md); a `CheckpointStore` that is resumed leaves what is still as it is.
+
     Args:
         state: a tree of tensors and plain objects.
         path: of the file; where it is a symbolic link, the file that this points to is written.

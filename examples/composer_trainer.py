@@ -1,6 +1,6 @@
 """Composer with DynaQuant on handwritten digits: a training is killed, resumes, and ends where it should.
 
-    python examples/composer_trainer.py [FOLDER]
+    python examples/composer_trainer.py [FOLDER]    # new or empty; without it a temporary one
 
 Three processes train the same network: one undisturbed with Composer's own checkpoints, one with DynaQuant
 that is killed by SIGKILL while it saves, and one that goes on with ``autoresume=True``.
@@ -101,11 +101,13 @@ def train(folder: str, ours: bool, kill_at: int) -> None:
         print(f"  last checkpoint: {info.ratio:.1f} times smaller, {100 * info.degradation:+.2f}% worse")
 
 
-def life(*words: object) -> int:
-    """Runs one process of this script."""
+def life(*words: object, ends: int = 0) -> None:
+    """Runs one process of this script, which has to end with a status: there is nothing to compare else."""
     command = [sys.executable, __file__, "--life", *map(str, words)]
     quiet = os.environ | {"PYTHONWARNINGS": "ignore"}
-    return subprocess.run(command, env=quiet, check=False).returncode  # noqa: S603 - this script itself
+    status = subprocess.run(command, env=quiet, check=False).returncode  # noqa: S603 - this script itself
+    if status != ends:
+        sys.exit(f"This life ended with status {status}, expected {ends}; why is said above.")
 
 
 def size(folder: Path) -> int:
@@ -116,11 +118,14 @@ def size(folder: Path) -> int:
 
 def main(folder: Path) -> None:
     """Runs the three lives and compares."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        sys.exit(f"{folder} is not empty, and lives would go on from what is there; give a new folder.")
     started = time.perf_counter()
     print("Composer's own checkpoints, undisturbed")
     life(folder / "native", 0, 0)
     print("DynaQuant, killed while it saves")
-    print(f"  ended with signal {-life(folder / 'ours', 1, 6 * EVERY)}")
+    life(folder / "ours", 1, 6 * EVERY, ends=-signal.SIGKILL)
+    print("  ended with signal 9")
     print("DynaQuant, started again")
     life(folder / "ours", 1, 0)
     native, ours = size(folder / "native"), size(folder / "ours")

@@ -1,6 +1,6 @@
 """Lightning with DynaQuant on handwritten digits: a training is killed, resumes, and ends where it should.
 
-    python examples/lightning_trainer.py [FOLDER]
+    python examples/lightning_trainer.py [FOLDER]    # new or empty; without it a temporary one
 
 Three processes train the same network: one undisturbed with Lightning's own checkpoints, one with DynaQuant
 that is killed by SIGKILL, and one that goes on from what the second had committed.
@@ -98,10 +98,12 @@ def train(folder: str, ours: bool, killed: bool) -> None:
         print(f"  the best checkpoint holds {sum(p.numel() for p in best.parameters()):,} weights")
 
 
-def life(*words: object) -> int:
-    """Runs one process of this script."""
+def life(*words: object, ends: int = 0) -> None:
+    """Runs one process of this script, which has to end with a status: there is nothing to compare else."""
     command = [sys.executable, __file__, "--life", *map(str, words)]
-    return subprocess.run(command, check=False).returncode  # noqa: S603 - this script itself
+    status = subprocess.run(command, check=False).returncode  # noqa: S603 - this script itself
+    if status != ends:
+        sys.exit(f"This life ended with status {status}, expected {ends}; why is said above.")
 
 
 def size(folder: Path) -> int:
@@ -112,11 +114,14 @@ def size(folder: Path) -> int:
 
 def main(folder: Path) -> None:
     """Runs the three lives and compares."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        sys.exit(f"{folder} is not empty, and lives would go on from what is there; give a new folder.")
     started = time.perf_counter()
     print("Lightning's own checkpoints, undisturbed", flush=True)
     life(folder / "native", 0, 0)
     print("DynaQuant, killed", flush=True)
-    print(f"  ended with signal {-life(folder / 'ours', 1, 1)}", flush=True)
+    life(folder / "ours", 1, 1, ends=-signal.SIGKILL)
+    print("  ended with signal 9", flush=True)
     print("DynaQuant, started again", flush=True)
     life(folder / "ours", 1, 0)
     native, ours = size(folder / "native"), size(folder / "ours")

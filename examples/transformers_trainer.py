@@ -1,6 +1,6 @@
 """The HF Trainer with DynaQuant on handwritten digits: a training is killed, resumes, and ends as it should.
 
-    python examples/transformers_trainer.py [FOLDER]
+    python examples/transformers_trainer.py [FOLDER]    # new or empty; without it a temporary one
 
 Three processes train the same GPT-2, which learns to draw digits pixel by pixel: one undisturbed with the
 Trainer's own checkpoints, one with DynaQuant that is killed by SIGKILL, and one that goes on from what the
@@ -94,10 +94,14 @@ def train(folder: str, ours: bool, killed: bool) -> None:
     print(f"loss on images not trained on {trainer.evaluate()['eval_loss']:.4f}")
 
 
-def life(*words: object) -> int:
-    """Runs one process of this script."""
+def life(*words: object, ends: int = 0) -> None:
+    """Runs one process of this script, which has to end with a status: there is nothing to compare else."""
     command = [sys.executable, __file__, "--life", *map(str, words)]
-    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode  # noqa: S603 - itself
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)  # noqa: S603 - itself
+    if done.returncode != ends:
+        sys.exit(
+            f"{done.stderr}This life ended with status {done.returncode}, expected {ends}; why is said above."
+        )
 
 
 def size(folder: Path) -> int:
@@ -108,11 +112,14 @@ def size(folder: Path) -> int:
 
 def main(folder: Path) -> None:
     """Runs the three lives and compares."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        sys.exit(f"{folder} is not empty, and lives would go on from what is there; give a new folder.")
     started = time.perf_counter()
     print("the Trainer's own checkpoints, undisturbed", flush=True)
     life(folder / "native", 0, 0)
     print("DynaQuant, killed", flush=True)
-    print(f"  ended with signal {-life(folder / 'ours', 1, 1)}", flush=True)
+    life(folder / "ours", 1, 1, ends=-signal.SIGKILL)
+    print("  ended with signal 9", flush=True)
     print("DynaQuant, started again", flush=True)
     life(folder / "ours", 1, 0)
     native, ours = size(folder / "native"), size(folder / "ours")

@@ -12,8 +12,10 @@ from torch.optim import Optimizer
 
 from dynaquant_core.comm.attach import require_agreement
 from dynaquant_core.config import require
+from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.state import bytes_of
 from dynaquant_core.state.compressed import is_compressed
+from dynaquant_core.state.sharded import is_sharded
 
 __all__ = ["from_first_rank"]
 
@@ -32,8 +34,8 @@ def from_first_rank(*holders: nn.Module | Optimizer, group: distributed.ProcessG
         group: the ranks; None: those of the first DDP model that is given, or all.
 
     Raises:
-        ConfigError: torch.distributed is not set up, something else than modules and optimizers is given, or
-            a model that is under `samo.wrap`.
+        ConfigError: torch.distributed is not set up, something else than modules and optimizers is given, a
+            model that is under `samo.wrap`, or an optimizer whose state is in shards or cannot be told.
         StateMismatchError: on every rank, where they hold tensors of other names, shapes or dtypes, or
             optimizers that have done other steps; nothing was changed.
 
@@ -80,6 +82,11 @@ def _require(holders: tuple[Any, ...]) -> None:
             "comm: from_first_rank was given a model under samo.wrap, whose optimizer holds its weights; "
             "restore one checkpoint on all ranks instead.",
         )
+        require(
+            not (isinstance(holder, Optimizer) and is_sharded(holder)),
+            f"comm: from_first_rank was given a {type(holder).__name__}, which keeps the state of some "
+            "parameters on each rank, so no rank has another's to take; give it the model alone.",
+        )
 
 
 def _group_of(holders: tuple[Any, ...]) -> distributed.ProcessGroup:
@@ -95,7 +102,7 @@ def _group_of(holders: tuple[Any, ...]) -> distributed.ProcessGroup:
 def _held(holder: nn.Module | Optimizer) -> Mapping[str, Any]:
     """Live tensors and plain values, by name."""
     if isinstance(holder, Optimizer):
-        state = holder.state_dict()
+        state = _state_of(holder)
         return {"state": state["state"], "param_groups": state["param_groups"]}
     model = getattr(holder, "_orig_mod", holder)
     ignored: set[str] = set()
@@ -104,6 +111,19 @@ def _held(holder: nn.Module | Optimizer) -> Mapping[str, Any]:
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     # DDP's own names begin with a dot where a tensor lies in no submodule.
     return {name: one for name, one in named.items() if ignored.isdisjoint((name, f".{name}"))}
+
+
+def _state_of(optimizer: Optimizer) -> Mapping[str, Any]:
+    try:
+        return optimizer.state_dict()
+    except DynaQuantError:
+        raise
+    except Exception as error:
+        name = type(optimizer).__name__
+        raise ConfigError(
+            f"comm: {name} could not tell its state ({type(error).__name__}: {error}); give "
+            "from_first_rank the optimizer inside it, or one whose state_dict() works."
+        ) from error
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -78,7 +78,8 @@ class Hints:
         models: how many models of the state are trained, as far as that is known.
         moved: how far tensors that an optimizer trains have moved in this life of the run, by name: root mean
             square over the spread of their values; as far as a search knows it.
-        before: what a reader held after the run's last checkpoint, also where the next one must be a key.
+        before: what a reader held after the run's last checkpoint of this method, also where the next must
+            be a key; the method may have had other options, and its tensors other names and specs.
         scratch: lives as long as one save; a method shares sketches between drafts through it.
     """
 

@@ -76,7 +76,8 @@ class TensorMethod(ABC, Generic[P, C, H]):
     #: Whether what is held has to be made from the base's; a method without deltas never asks for a base.
     builds_on_base: ClassVar[bool] = True
     #: Whether a tensor that has every bit of what the last checkpoint gave is written as it is held (coded
-    #: and held being one form), so that a frozen one takes its noise once and not again at every restore.
+    #: and held being one form, under any options), so that a frozen one takes its noise once and not again at
+    #: every restore.
     keeps_still: ClassVar[bool] = False
 
     @abstractmethod

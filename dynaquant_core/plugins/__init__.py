@@ -14,7 +14,7 @@ from dynaquant_core.plugins.marker import MARKER, is_checkpoint
 from dynaquant_core.plugins.options import PluginOptions
 from dynaquant_core.plugins.reading import describe, find_checkpoints, read_tree
 from dynaquant_core.plugins.run import PluginRun
-from dynaquant_core.training.optimizers import is_sharded
+from dynaquant_core.state.sharded import is_sharded
 from dynaquant_core.training.turns import Turns
 from dynaquant_core.training.whole import require_whole
 

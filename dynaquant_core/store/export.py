@@ -10,12 +10,9 @@ import errno
 import logging
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
-from datetime import timedelta
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from dynaquant_core.state.leaves import dotted
 from dynaquant_core.store.commit import atomic_path, remove_abandoned
 from dynaquant_core.store.described import PLAIN
 from dynaquant_core.store.disk import require_target
+from dynaquant_core.store.plain import without_code
 
 __all__ = ["brief", "replace_natively", "to_pt", "to_safetensors", "write_natively", "write_tensors"]
 
@@ -45,8 +43,8 @@ NODES = (dict, list, tuple, Tensor, np.ndarray)
 def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
     """Writes a state with ``torch.save``, so that ``torch.load(path, weights_only=True)`` reads it.
 
-    NumPy arrays become tensors, NumPy scalars and time spans numbers (seconds), paths text.  Tied tensors
-    stay tied.
+    NumPy arrays become tensors, NumPy scalars and time spans numbers (seconds), paths text; the log warns of
+    all that comes back as something else, of numbers as equal ones aside.  Tied tensors stay tied.
 
     Args:
         state: a tree as a store returns it.
@@ -57,7 +55,17 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
         UnsafePathError: the path names no file, or something else than a file stands there.
         StorageError: the system refused; an existing file is as before.
     """
-    replace_natively(_plain(state, ()), path)
+    plain, changed = without_code(state)
+    replace_natively(plain, path)
+    # Random streams of a Checkpointer are put back from tensors as from arrays.
+    told = [dotted(place) for place in changed if place[:1] != ("rng",)]
+    if told:
+        logger.warning(
+            "%s: torch.load reads no NumPy arrays, time spans or paths unless it may run code, so what were "
+            "such are tensors, seconds and text: %s",
+            path,
+            brief(told),
+        )
 
 
 def replace_natively(state: Any, path: str | os.PathLike[str]) -> None:
@@ -203,44 +211,3 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     with atomic_path("export to", path) as temporary:
         write(temporary)
     remove_abandoned(path)
-
-
-def _plain(value: Any, path: tuple[str, ...]) -> Any:
-    """The same tree of types that torch reads back without running code."""
-    if isinstance(value, dict):
-        kind = OrderedDict if isinstance(value, OrderedDict) else dict
-        return kind((key, _plain(child, (*path, str(key)))) for key, child in value.items())
-    if isinstance(value, torch.Size):
-        return value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(child, (*path, str(i))) for i, child in enumerate(value))
-    if isinstance(value, np.ndarray):
-        return _tensor(value, path)
-    if isinstance(value, np.generic):
-        return _number(value, path)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return str(value) if isinstance(value, PurePath) else value
-
-
-def _number(value: np.generic[Any], path: tuple[str, ...]) -> Any:
-    if isinstance(value, np.longdouble | np.clongdouble):  # of which `item` makes no number of Python's
-        return complex(value) if isinstance(value, np.clongdouble) else float(value)
-    if not isinstance(value, np.timedelta64 | np.datetime64):
-        return value.item()
-    if isinstance(value, np.timedelta64):
-        with suppress(TypeError):  # a span of months is no number of seconds
-            return float(value / np.timedelta64(1, "s"))
-    raise UnsupportedStateError(
-        f"The NumPy scalar at {'.'.join(path)!r} has dtype {value.dtype}, which a torch file cannot hold."
-    )
-
-
-def _tensor(array: Any, path: tuple[str, ...]) -> Tensor:
-    try:
-        native = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        return torch.from_numpy(native.reshape(array.shape))
-    except TypeError as error:
-        raise UnsupportedStateError(
-            f"The array at {'.'.join(path)!r} has dtype {array.dtype}, which a torch file cannot hold."
-        ) from error

@@ -29,6 +29,8 @@ __all__ = [
 #: How the writers of training states call the step; the first one found is taken.
 STEP_KEYS = ("step", "global_step", "iteration", "iter", "steps")
 LENGTH_BYTES = 8
+#: Files of weights in a folder.
+WEIGHTS = ("*.safetensors", "*.bin")
 
 #: How torch says that a class is not allowed.
 REFUSED = re.compile(r"Unsupported (?:global|class)[: ]+(?:GLOBAL )?(\S+)|but got <class '([^']+)'>")
@@ -50,10 +52,9 @@ def read_native(path: Path, *, weights_only: bool = True) -> Any:
         CorruptFileError: the file is neither of the two, or damaged.
     """
     try:
-        found = "a file" if path.is_file() else "a folder" if path.is_dir() else "nothing"
-        if found != "a file":
-            message = f"{path}: expected a torch.save or safetensors file, found {found}; check the path."
-            raise StorageError(message)
+        if not path.is_file():
+            found = _found_at(path)
+            raise StorageError(f"{path}: expected a torch.save or safetensors file, found {found}.")
         _refuse_own(path)
         if is_safetensors(path):
             return _read_safetensors(path)
@@ -147,6 +148,18 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if isinstance(value, int) or value.is_integer() else None
+
+
+def _found_at(path: Path) -> str:
+    """What is there in place of a file, and what to do about it."""
+    if not path.is_dir():
+        return "nothing; check the path"
+    if not any(found for ending in WEIGHTS for found in path.glob(ending)):
+        return "a folder; check the path"
+    return (
+        "a folder of files of weights; give one of them, or take the folder of a model or a Trainer into a "
+        "store with `dynaquant import FOLDER STORE --from hf`"
+    )
 
 
 def _refuse_own(path: Path) -> None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from dynaquant_core.arithmetic import plainly
 from dynaquant_core.config import require
-from dynaquant_core.methods.base import Hints
+from dynaquant_core.methods.base import Hints, Method, Reference
 from dynaquant_core.methods.registry import method_for_config
 from dynaquant_core.state import Leaf, Tree, flatten, given_names, overlapping
 from dynaquant_core.store.elsewhere import names_elsewhere
@@ -21,6 +21,7 @@ from dynaquant_core.store.meta import LIMIT
 from dynaquant_core.store.models import buffer_names, frozen_names, parameters_of, stand_in_names
 from dynaquant_core.store.names import whole_step
 from dynaquant_core.store.parts import Base, Division, Known, Settings, divide
+from dynaquant_core.store.rounding import with_rounded_vectors
 from dynaquant_core.store.saving import Saving, Sealed
 
 __all__ = ["Prepared", "prepare"]
@@ -57,7 +58,7 @@ class Prepared:
             last: the run's last checkpoint, where a method may want to know it though a key is due.
         """
         before = base or last
-        self.hints.before = None if before is None else before.reference("weights", self.division)
+        self.hints.before = None if before is None else _held_by(before, self.division.methods["weights"])
         return Saving(self.step, self.tree, self.division, self.hints, base, write)
 
 
@@ -91,9 +92,22 @@ def prepare(
     # A candidate of one would be written over the other, and no reader gets both.
     kept |= overlapping({leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)})
     known = Known(kept, frozen_names(tensors, model), parameters_of(model), tuple(optimizers))
-    division = divide(tree, settings, method_for_config(config, settings.weights), known)
+    method = method_for_config(config, settings.weights)
+    tree = with_rounded_vectors(tree, config, method, kept, settings.exact)
+    division = divide(tree, settings, method, known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints)
+
+
+def _held_by(before: Base, method: Method) -> Reference | None:
+    """What a reader held of the weights, whichever they were: one that came or went changes no other.
+
+    None where there were none, or another method wrote them.
+    """
+    held = before.parts.get("weights")
+    if held is None or not held.specs or held.written.method != method.name:
+        return None
+    return held.reference
 
 
 def _is_live(leaf: Leaf) -> bool:

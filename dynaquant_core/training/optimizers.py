@@ -21,7 +21,6 @@ from dynaquant_core.training.subject import own_state
 __all__ = [
     "by_name",
     "by_number",
-    "is_sharded",
     "rates",
     "require_kind",
     "scheduled_as_now",
@@ -208,19 +207,6 @@ def _keys(optimizer: Optimizer, names: Names) -> list[str | int]:
     """Each parameter's name, by its number."""
     parameters = _parameters(optimizer)
     return [names[one][0] if one in names else number for number, one in enumerate(parameters)]
-
-
-def is_sharded(optimizer: Optimizer) -> bool:
-    """Whether each rank keeps the state of some parameters only: `ZeroRedundancyOptimizer`, fairscale's OSS.
-
-    Both gather it by the same method, by which Lightning knows them too.
-
-    Example:
-        >>> import torch
-        >>> is_sharded(torch.optim.SGD([torch.zeros(1)]))
-        False
-    """
-    return hasattr(optimizer, "consolidate_state_dict")
 
 
 def _is_numbered(state: Any, optimizer: Optimizer) -> bool:

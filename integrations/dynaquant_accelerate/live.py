@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from dynaquant_accelerate.prepared import averages, inner_optimizers
 from dynaquant_core.errors import StateMismatchError
 
-__all__ = ["modules_of", "put_back", "state_of"]
+__all__ = ["NAMED", "modules_of", "put_back", "state_of"]
 
 #: Names listed in an error before the rest is only counted.
 SHOWN = 5

@@ -26,15 +26,16 @@ __all__ = ["importer"]
 
 
 def importer(path: str | Path) -> tuple[int, dict[str, Any]]:
-    """Reads a native checkpoint; nothing in it is executed.
+    """Reads a native checkpoint, or a model that ``save_pretrained`` wrote; nothing in it is executed.
 
     The Trainer resumes from native checkpoints by itself, with the callback as without; this is for stores.
 
     Args:
-        path: a folder ``checkpoint-N`` that the Trainer wrote.
+        path: a folder ``checkpoint-N`` that the Trainer wrote, or a model's.
 
     Returns:
-        Completed optimizer steps, and the tree that a checkpoint of ours would hold.
+        Completed optimizer steps, 0 where no ``trainer_state.json`` tells them, and the tree that a
+        checkpoint of ours would hold.
 
     Raises:
         NotAStoreError: it holds no weights of the Trainer, or is a checkpoint of ours.
@@ -80,7 +81,9 @@ def _load_weights(path: Path) -> dict[str, Any]:
 
 
 def _step_of(source: Path) -> int:
-    """The optimizer steps that the Trainer's state tells."""
+    """The optimizer steps that the Trainer's state tells; 0 without one: a model's folder has none."""
+    if not (source / TRAINER_STATE_NAME).exists():
+        return 0
     step = load_json(source / TRAINER_STATE_NAME).get("global_step")
     if not isinstance(step, int):
         raise CorruptFileError(f"{str(source / TRAINER_STATE_NAME)!r} tells no global_step.")

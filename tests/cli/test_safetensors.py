@@ -1,15 +1,18 @@
-"""What a safetensors file says of itself comes back with its tensors; what the format cannot hold is told."""
+"""What a safetensors file says of itself comes back with its tensors; what a format cannot hold is told."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import dynaquant_core as dq
+from dynaquant_core.training.rng import rng_state
 from tests.cli.words import Outcome, Shell
 
 LORA = {"format": "pt", "lora_adapter_metadata": '{"r": 16, "lora_alpha": 32}', "titel": "größer"}
@@ -96,6 +99,28 @@ def test_numbers_and_text_that_safetensors_leaves_out_are_told(shell: Shell, tmp
         (line,) = warnings_of(outcome)
         assert "epoch, lr, names, losses, log.0.step and 1 more" in line
     assert not warnings_of(shell("decompress", tmp_path / "c.dq", "-o", tmp_path / "back.pt"))
+
+
+@pytest.mark.parametrize("command", ["decompress", "export"])
+def test_arrays_that_a_torch_file_holds_as_tensors_are_told(
+    shell: Shell, tmp_path: Path, command: str
+) -> None:
+    """And what else comes back as something else; random streams of a `Checkpointer` are read from either."""
+    state = {
+        "w": torch.randn(64, 64),
+        "mean": np.arange(5.0),
+        "rng": rng_state(),
+        "best": np.float64(1),
+    }
+    state["log"] = [{"losses": np.ones(3, np.float32), "took": timedelta(seconds=3)}, {"where": Path("a")}]
+    dq.save_file(state, tmp_path / "c.dq")
+    outcome = shell(command, tmp_path / "c.dq", "-o", tmp_path / "c.pt")
+    assert outcome.status == 0
+    (line,) = warnings_of(outcome)
+    assert line.endswith(": mean, log.0.losses, log.0.took, log.1.where")
+    found = torch.load(tmp_path / "c.pt")
+    assert torch.equal(found["mean"], torch.arange(5.0, dtype=torch.float64))
+    assert (found["log"][0]["took"], found["log"][1]["where"], found["best"]) == (3.0, "a", 1.0)
 
 
 @pytest.mark.parametrize("command", ["decompress", "export"])

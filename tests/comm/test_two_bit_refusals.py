@@ -11,6 +11,7 @@ from torch import distributed, nn
 from dynaquant_core.comm import two_bit
 from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
 from dynaquant_core.memory import samo
+from tests.gloo import a_group_of_one
 
 
 def state(rank, value=0.25, **other):
@@ -72,6 +73,34 @@ def test_what_the_first_rank_cannot_give():
             two_bit.from_first_rank(model)
     finally:
         distributed.destroy_process_group()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """As usually written: an optimizer by its class, which never set itself up as one."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its functional optimizers
+def test_an_optimizer_that_cannot_tell_all_of_its_state_is_one_sentence(tmp_path):
+    """Torch's errors came from inside, of shards perhaps on some ranks alone, and the others waited."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes two seconds
+
+    with a_group_of_one(tmp_path):
+        model = nn.Linear(2, 2)
+        shards = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+        with pytest.raises(
+            ConfigError, match=r"ZeroRedundancyOptimizer, which keeps .* give it the model alone"
+        ):
+            two_bit.from_first_rank(model, shards)
+        with pytest.raises(
+            ConfigError, match=r"Lookahead could not tell its state \(AttributeError: .*inside it"
+        ):
+            two_bit.from_first_rank(model, Lookahead(torch.optim.AdamW(model.parameters())))
 
 
 def test_codes_of_what_is_no_tensor():

@@ -111,6 +111,23 @@ def test_a_folder_is_read_in_the_order_of_its_names(workplace: Path) -> None:
     assert corpus.read(str(folder), 8) == "first se"
 
 
+def test_stars_in_a_folders_name_are_understood(workplace: Path) -> None:
+    """Below a folder whose own name looks like a pattern, and at any depth; nothing is read twice."""
+    folder = workplace.parent / "data" / "own [text]"
+    for name in ("b/2.txt", "a/3.txt", "a/1.txt", "a/deep/4.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name[-5], encoding="utf-8")
+    (folder / "a" / "note.md").write_text("no", encoding="utf-8")
+    for source in ("own [text]/*/*.txt", str(folder / "*" / "*.txt"), "own*/?/*.txt"):
+        assert corpus.read(source, 100) == "132"
+    assert corpus.read("own [text]/**/*.txt", 100) == "1342"
+    assert corpus.read("own [text]/a/**", 100) == corpus.read("own [text]/a", 100) == "134no"
+    with pytest.raises(ExperimentError, match=r"'own \[text\]/\*/\*.csv' matches no file"):
+        corpus.read("own [text]/*/*.csv", 100)
+    with pytest.raises(ExperimentError, match="two stars must be a whole name"):
+        corpus.read("own [text]/a**/*.txt", 100)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

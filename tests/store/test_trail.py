@@ -342,3 +342,16 @@ def test_parts_that_stand_alone_survive_rebasing(tmp_path):
         assert all(is_same(store.load(step), states[step]) for step in (2, 4, 5, 6))
         assert store.verify(deep=True) == []
         assert {store.info(step).kind for step in store.steps()} == {"key", "delta"}
+
+
+@pytest.mark.parametrize("method", ["lattice", "dynaquant", "cnr"])
+def test_weights_that_come_after_a_checkpoint_of_none_are_saved(tmp_path: Path, method: str) -> None:
+    """By the rank that writes and by one that follows it."""
+    for follows in (False, True):
+        trail = Trail(method=method)
+        saving = trail.begin(1, {"count": torch.tensor(1)})
+        if follows:
+            trail.follow(saving, saving.draft())
+        else:
+            trail.commit(saving.seal(saving.draft()), tmp_path)
+        assert trail.begin(2, {"w": torch.randn(64, 64)}).draft().is_key

@@ -26,8 +26,8 @@ def read(source: str, max_bytes: int) -> str:
     """The text of a source, cut after ``max_bytes`` bytes of UTF-8.
 
     Args:
-        source: ``"stdlib"``, a text file, a folder of them, or a pattern such as ``text/wikitext2_*.txt``;
-            several are joined in the order of their names.
+        source: ``"stdlib"``, a text file, a folder of them, or a pattern such as ``text/wikitext2_*.txt`` or
+            ``books/*/*.txt``; several are joined in the order of their names.
         max_bytes: upper bound of the text's size.
 
     Raises:
@@ -46,18 +46,31 @@ def fingerprint(source: str, max_bytes: int) -> str:
 
 
 def _places(source: str) -> list[Path]:
-    """Stars are understood in the last name of a path."""
+    """Stars are understood in every name of a path; what stands before the first is taken as it is."""
     pattern = at_home(source)
-    if "*" not in pattern.name or is_there(pattern):
+    if "*" not in str(pattern) or is_there(pattern):
         return [locate(source)]
-    for folder in (pattern.parent, data_root() / pattern.parent):
-        found = sorted(folder.glob(pattern.name)) if is_there(folder) else []
+    first = next(place for place, name in enumerate(pattern.parts) if "*" in name)
+    below = Path(*pattern.parts[:first])
+    for folder in (below, data_root() / below):
+        found = _matching(folder, str(Path(*pattern.parts[first:]))) if is_there(folder) else []
         if found:
             return found
     raise ExperimentError(
         f"data source {source!r} matches no file, neither there nor under the data root "
         f"{str(data_root())!r}; set DYNAQUANT_DATA to the folder that holds them."
     )
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """What lies below a folder under such names; a folder among it stands for all that is in it."""
+    if any("**" in name != "**" for name in Path(pattern).parts):
+        raise ExperimentError(
+            f"data source: in the pattern {pattern!r} two stars must be a whole name of the path, as in "
+            "'text/**/*.txt'."
+        )
+    found = set(folder.glob(pattern))
+    return sorted(path for path in found if found.isdisjoint(path.parents))
 
 
 def _bounded(texts: Iterable[str], max_bytes: int) -> str:

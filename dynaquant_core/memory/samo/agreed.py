@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory.samo.reduce import differing, refusing
 from dynaquant_core.memory.samo.slots import Slot
+from dynaquant_core.memory.samo.stepped import states_of
 from dynaquant_core.state import digest_of
 
 __all__ = ["Agreed"]
@@ -68,9 +69,10 @@ class Agreed:
         masks = {slot.name: slot.index for slot in self._slots if slot.index is not None}
         weights: dict[str, Tensor] = {slot.name: slot.master for slot in self._slots}
         states = {}
-        for slot in self._slots:
-            entry = self._optimizer.state.get(slot.master, {})
-            for key in sorted(entry):
-                if isinstance(entry[key], Tensor):
-                    states[f"{slot.name}.{key}"] = entry[key]
+        for number, state in enumerate(states_of(self._optimizer)):
+            for slot in self._slots:
+                entry = state.get(slot.master, {})
+                for key in sorted(entry):
+                    if isinstance(entry[key], Tensor):
+                        states[f"{number}.{slot.name}.{key}"] = entry[key]
         return {MASKS: masks, WEIGHTS: weights, STATES: states}

@@ -4,9 +4,9 @@ As mixed precision is usually done: batch norms, whose running statistics need t
 floating inputs are cast to the model's dtype on the way in and outputs to float32 on the way out.
 
 Buffers are constants as a rule (masks, frequencies), and somebody wants them back: their originals are kept.
-A finite constant beyond the dtype, such as a mask's -1e9 in float16, is its largest value, not infinity, of
-which a row of nothing else would make NaN; left in float32 it would make float32 of what it meets, and the
-next product would refuse that.
+A finite value beyond the dtype, in a buffer or given to the model, such as a mask's -1e9 in float16, is its
+largest value, not infinity, of which a row of nothing else would make NaN; left in float32 it would make
+float32 of what it meets, and the next product would refuse that.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Cast", "cast_tree", "narrowed"]
 
 
 def cast_tree(tree: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors of lists, tuples and plain dictionaries in ``dtype``; everything else as it is.
+    """Floating tensors of lists, tuples and plain dictionaries, `narrowed`; everything else as it is.
 
     Example:
         >>> cast_tree({"x": torch.zeros(1), "n": 3}, torch.float16)
         {'x': tensor([0.], dtype=torch.float16), 'n': 3}
     """
     if isinstance(tree, Tensor):
-        return tree.to(dtype) if tree.is_floating_point() else tree
+        return narrowed(tree, dtype) if tree.is_floating_point() else tree
     if type(tree) is dict:
         return {key: cast_tree(value, dtype) for key, value in tree.items()}
     if type(tree) in (list, tuple):
@@ -44,17 +44,16 @@ def cast_tree(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A floating tensor in ``dtype``; what is finite stays finite.
+    """A floating tensor in ``dtype``; what is finite stays finite.  A device is not waited for.
 
     Example:
         >>> narrowed(torch.tensor([-1e9, -float("inf"), 0.5]), torch.float16).tolist()
         [-65504.0, -inf, 0.5]
     """
-    cast = tensor.to(dtype)
-    if bool((cast.isinf() == tensor.isinf()).all()):
+    cast, largest = tensor.to(dtype), torch.finfo(dtype).max
+    if torch.finfo(tensor.dtype).max <= largest or tensor.layout != torch.strided or tensor.is_nested:
         return cast
-    largest = torch.finfo(dtype).max
-    return torch.where(tensor.isinf(), tensor, tensor.clamp(-largest, largest)).to(dtype)
+    return torch.where(tensor.isinf(), cast, cast.clamp(-largest, largest))
 
 
 class Cast:

@@ -31,6 +31,7 @@ from dynaquant_core.memory.samo.guard import (
 from dynaquant_core.memory.samo.masks import names_of
 from dynaquant_core.memory.samo.reduce import Reducer
 from dynaquant_core.memory.samo.slots import Slot, buckets_of, masters_of
+from dynaquant_core.memory.samo.stepped import Stepped
 from dynaquant_core.memory.samo.swap import recast, remembered, swap_in, swap_out
 from dynaquant_core.memory.samo.unchanged import Unchanged
 from dynaquant_core.memory.samo.zeroing import Zeroing
@@ -50,6 +51,7 @@ class Engine:
         dtype: of theta16.
         loss_scale: static; None: the loss is not scaled here.
         group: ranks to average gradients over; None: this process alone.
+        former: masters of an engine that was removed, by name; they become this one's.
 
     Attributes:
         slots: one a trained parameter.
@@ -71,6 +73,7 @@ class Engine:
         dtype: torch.dtype,
         loss_scale: float | None,
         group: dist.ProcessGroup | None,
+        former: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.model, self.optimizer, self.dtype = model, optimizer, dtype
         parameters = names_of(model)
@@ -82,7 +85,7 @@ class Engine:
         self._skips = loss_scale is not None
         self.copies = copies = dtype != torch.float32 or loss_scale is not None
         trained = {name: parameters[name] for name in names}
-        self.slots, self.masters = masters_of(trained, masks, copies=copies)
+        self.slots, self.masters = masters_of(trained, masks, copies=copies, former=former or {})
         waiting = {slot.name: slot.param.grad for slot in self.slots if slot.param.grad is not None}
         put_back = remembered(optimizer)
         self._handles: list[Any] = []
@@ -110,6 +113,7 @@ class Engine:
         for slot in self._apart:
             slot.param.grad = None
         self._unchanged = Unchanged(model, self.slots)
+        self._stepped = Stepped(optimizer, self._apart, self.masters)
         self._expansion = Expansion(self.slots, self.masters)
         self.receive(waiting)
         self.expand()
@@ -167,10 +171,13 @@ class Engine:
             if not slot.own and slot.name in waiting:
                 slot.param.grad = waiting[slot.name].to(slot.param.dtype)
 
+    def whole(self) -> dict[str, Tensor]:
+        """theta32 of the layers of which nothing is pruned, as it is in memory, for `take_over`."""
+        return {slot.name: slot.master.detach() for slot in self.slots if not slot.own and slot.index is None}
+
     @torch.no_grad()
-    def take_over(self, former: Engine) -> None:
+    def take_over(self, whole: Mapping[str, Tensor]) -> None:
         """theta32 with all the bits that it had in another engine, where nothing was pruned there."""
-        whole = {slot.name: slot.master for slot in former.slots if not slot.own and slot.index is None}
         for slot in self.slots:
             if not slot.own and slot.name in whole:
                 slot.master.data.copy_(slot.gather(whole[slot.name]))
@@ -308,6 +315,7 @@ class Engine:
         self.flush()
         self._follow_written()
         self.loaded.clear()
+        self._stepped.before()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._judge()
@@ -323,6 +331,7 @@ class Engine:
 
     def _after_step(self, *_: Any) -> None:
         self.expand()
+        self._stepped.after()
 
     @torch.no_grad()
     def _judge(self) -> None:

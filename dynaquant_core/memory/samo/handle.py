@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from dynaquant_core.memory.samo.swap import require_movable
 from dynaquant_core.state.compressed import MARK
 
 __all__ = ["Samo"]
+
+logger = logging.getLogger(__name__)
 
 #: Where `copy.deepcopy` asks an object for a way of its own.
 COPY: Final = "__deepcopy__"
@@ -53,6 +56,7 @@ class Samo:
         self.active, self._ended = bird is None, False
         self._names, self._pruning, self._bird, self._settings = names, pruning, bird, dict(settings)
         self._skipped = 0
+        self._asked = self._stale = False  # for what the optimizer steps; since which it is something else
         self.engine = Engine(model, optimizer, names, masks, **self._settings)
         for parameter in model.parameters():
             setattr(parameter, MARK, True)
@@ -61,6 +65,7 @@ class Samo:
         self._handles = [
             optimizer.register_state_dict_post_hook(self._on_save),
             optimizer.register_load_state_dict_pre_hook(self._on_load),
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._on_step)),  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(_following(weakref.ref(self))),
         ]
 
@@ -87,10 +92,41 @@ class Samo:
         }
 
     def parameters(self) -> Iterator[Tensor]:
-        """What the optimizer steps, with all gradients made so far: for `torch.nn.utils.clip_grad_norm_`."""
+        """What the optimizer steps, with all gradients made so far: for `torch.nn.utils.clip_grad_norm_`.
+
+        Vectors stay the same objects whatever mask comes.  But in float32 a layer that begins or ceases to be
+        pruned is stepped in another one: ask anew at each step; of a list that was kept, the log says so.
+        """
+        self._asked = True
         self.engine.flush()
         for group in self.optimizer.param_groups:
             yield from group["params"]
+
+    @torch.no_grad()
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and float32 copy of each trained parameter, in the model's shape, zero where it is pruned.
+
+        For an average of the weights: in half precision one of the model's own hardly moves, as what a step
+        adds to it is rounded away.  Made one after the other, so only one of them takes memory.
+
+        Raises:
+            StateMismatchError: as `masks`.
+            ConfigError: the model was unwrapped, and has its weights itself.
+
+        Example:
+            >>> from dynaquant_core.memory import samo
+            >>> model = nn.Linear(4, 2, bias=False)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> handle = samo.wrap(model, optimizer, sparsity=0.5, dtype=torch.bfloat16)
+            >>> [(name, one.dtype, int(one.count_nonzero())) for name, one in handle.weights()]
+            [('weight', torch.float32, 4)]
+        """
+        require(not self._ended, "samo: weights() after unwrap(); take those of model.named_parameters().")
+        self.engine.follow_writes()
+        for slot in self.engine.slots:
+            dense = torch.zeros_like(slot.param, dtype=torch.float32)
+            slot.spread(slot.master.detach(), dense)
+            yield slot.name, dense
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times ``loss_scale``, in float32, to call ``backward`` on."""
@@ -159,17 +195,32 @@ class Samo:
 
     def _again(self, masks: Mapping[str, Tensor]) -> None:
         """The same training under other masks."""
-        former, pending = self.engine, self.engine.pending()
+        former, pending, whole = self.engine, self.engine.pending(), self.engine.whole()
+        masters = {slot.name: slot.master for slot in former.slots}
+        again = {slot.name: slot.master for slot in former.slots if not slot.own}
         self._skipped += former.skipped
         former.remove(ending=False)
         try:
-            self.engine = Engine(self.model, self.optimizer, self._names, masks, **self._settings)
+            self.engine = Engine(
+                self.model, self.optimizer, self._names, masks, former=again, **self._settings
+            )
         except BaseException:  # the former engine is off: they are a dense pair again, and are to be one
             former.finish(pending)
             self._end()
             raise
-        self.engine.take_over(former)
+        self.engine.take_over(whole)
         self.engine.receive(pending)
+        if self._asked and any(slot.master is not masters[slot.name] for slot in self.engine.slots):
+            self._asked, self._stale = False, True
+
+    def _on_step(self, *_: Any) -> None:
+        if self._stale and not self._asked:
+            logger.warning(
+                "samo: handle.parameters() was asked for before the mask changed and not since: in float32 "
+                "layers that are pruned now, or no longer, are stepped in other tensors, so clipping a list "
+                "that was kept leaves them out; ask for handle.parameters() at each step"
+            )
+        self._stale = False
 
     def _on_save(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         self.engine.follow_writes()

@@ -130,7 +130,11 @@ class Masters:
 
 
 def masters_of(
-    parameters: Mapping[str, nn.Parameter], masks: Mapping[str, Tensor], *, copies: bool
+    parameters: Mapping[str, nn.Parameter],
+    masks: Mapping[str, Tensor],
+    *,
+    copies: bool,
+    former: Mapping[str, nn.Parameter],
 ) -> tuple[list[Slot], list[Masters]]:
     """Slots in the order of the parameters, and the flat memory of their theta32, filled.
 
@@ -138,6 +142,7 @@ def masters_of(
         parameters: that are trained, dense, still in float32 or what they came in.
         masks: of those that are pruned.
         copies: whether the others get a theta32 apart (mixed precision), or stay as they are.
+        former: masters of other masks, used again: whoever holds one holds what the optimizer steps.
     """
     indices = {name: index_of(mask, parameters[name]) for name, mask in masks.items()}
     devices: dict[torch.device, list[str]] = {}
@@ -153,13 +158,19 @@ def masters_of(
         memory.append(Masters(flat, offsets))
         for name in names:
             view = flat[offsets[name] : offsets[name] + sizes[name]]
-            slots[name] = _slot(name, parameters[name], indices.get(name), view)
+            slots[name] = _slot(name, parameters[name], indices.get(name), view, former.get(name))
     return list(slots.values()), memory
 
 
-def _slot(name: str, parameter: nn.Parameter, index: Tensor | None, view: Tensor) -> Slot:
+def _slot(
+    name: str, parameter: nn.Parameter, index: Tensor | None, view: Tensor, master: nn.Parameter | None
+) -> Slot:
     view = view if index is not None else view.view(parameter.shape)
-    slot = Slot(name, parameter, index, nn.Parameter(view))
+    if master is None:
+        master = nn.Parameter(view)
+    else:
+        master.grad, master.data = None, view
+    slot = Slot(name, parameter, index, master)
     slot.master.data.copy_(slot.gather(parameter))
     return slot
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 
 from dynaquant_core.config import require
 from dynaquant_core.memory.samo.slots import Slot
+from dynaquant_core.memory.samo.stepped import inside, require_none_inside, states_of
+from dynaquant_core.state.sharded import is_sharded
 
 __all__ = [
     "moments_of",
@@ -21,6 +24,9 @@ __all__ = [
     "swap_in",
     "swap_out",
 ]
+
+#: What an optimizer remembers, by parameter.
+States = dict[Any, Any]
 
 #: What optimizers count with: one number whatever the parameter's shape, and in float32.
 COUNTS: Final = frozenset({"step", "mu_product", "eta", "mu"})
@@ -34,7 +40,8 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
         parameters: the model's, by name.
 
     Raises:
-        ConfigError: no optimizer; its parameters are not the model's; it needs matrices or sparse gradients;
+        ConfigError: no optimizer, or one around another that would step something else; its parameters are
+            not the model's; it needs matrices or sparse gradients;
             it keeps something that is not one value a weight.
     """
     require(
@@ -46,6 +53,12 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
         f"samo: {type(optimizer).__name__} wraps an optimizer and calls no hooks itself; wrap the model with "
         "the one inside (Accelerate: .optimizer).",
     )
+    require(
+        not is_sharded(optimizer),
+        f"samo: {type(optimizer).__name__} keeps weights and states of some parameters on each rank, where "
+        "compressed ones cannot be put; train with the optimizer inside it: SAMO averages gradients itself.",
+    )
+    require_none_inside(optimizer)
     refused = (torch.optim.SparseAdam, *((torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()))
     require(
         not isinstance(optimizer, refused),
@@ -66,9 +79,10 @@ def require_optimizer(optimizer: Optimizer, parameters: Mapping[str, nn.Paramete
         bool(trained),
         "samo: the optimizer holds no parameter that needs gradients; there is nothing to train.",
     )
-    for parameter, entry in optimizer.state.items():
-        if parameter in names:
-            _require_state(names[parameter], parameter, entry)
+    for state in states_of(optimizer):
+        for parameter, entry in state.items():
+            if parameter in names:
+                _require_state(names[parameter], parameter, entry)
     return [name for name in parameters if name in set(trained)]
 
 
@@ -82,8 +96,9 @@ def require_movable(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
         ConfigError: the optimizer's state holds such a thing; nothing was changed.
     """
     again = "call optimizer.state.clear() first, and it begins anew from the weights; nothing was changed."
-    for slot in slots:
-        entry = optimizer.state.get(slot.master, {})
+    states, factorises = states_of(optimizer), _factorises(optimizer)
+    for slot, state in product(slots, states):
+        entry = state.get(slot.master, {})
         strange = _strange(slot.master, entry)
         require(
             strange is None,
@@ -91,7 +106,7 @@ def require_movable(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
             f"follow its weights to another mask or back to the dense model; {again}",
         )
         require(
-            not entry or slot.master.dim() == slot.param.dim() or not _factorises(optimizer),
+            not entry or slot.master.dim() == slot.param.dim() or not factorises,
             f"samo: what {type(optimizer).__name__} keeps of {slot.name!r} is that of a vector, of a dense "
             f"matrix it keeps rows and columns; {again}",
         )
@@ -99,7 +114,8 @@ def require_movable(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
 
 def _factorises(optimizer: Optimizer) -> bool:
     """Whether it is an Adafactor, of torch or of anybody else: their states of matrices are others."""
-    return any(kind.__name__.lower().startswith("adafactor") for kind in type(optimizer).__mro__)
+    kinds = (kind for one in (optimizer, *inside(optimizer)) for kind in type(one).__mro__)
+    return any(kind.__name__.lower().startswith("adafactor") for kind in kinds)
 
 
 def _require_state(name: str, parameter: Tensor, entry: Mapping[str, Any]) -> None:
@@ -129,15 +145,16 @@ def _strange(parameter: Tensor, entry: Mapping[str, Any]) -> str | None:
 
 def swap_in(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
     """Puts each slot's master in its parameter's place, with the state that it has at the places kept."""
+    states = states_of(optimizer)
     for slot in slots:
         if slot.own:
-            _recast(optimizer, slot.param)
+            _recast(states, slot.param)
             continue
-        entry = _replace(optimizer, slot.param, slot.master)
-        for key, value in entry.items():
-            if _is_full(key, value, slot.param):
-                kept = slot.gather(value)
-                entry[key] = kept.to(_dtype(kept, slot.master), copy=True)
+        for entry in _replace(optimizer, states, slot.param, slot.master):
+            for key, value in entry.items():
+                if _is_full(key, value, slot.param):
+                    kept = slot.gather(value)
+                    entry[key] = kept.to(_dtype(kept, slot.master), copy=True)
     _forget_sizes(optimizer)
 
 
@@ -147,13 +164,14 @@ def remembered(optimizer: Optimizer) -> Callable[[], None]:
     It holds what is there, and needs no memory to put it back.
     """
     groups = [list(group["params"]) for group in optimizer.param_groups]
-    state = dict(optimizer.state)
+    states = [(state, dict(state)) for state in states_of(optimizer)]
 
     def put_back() -> None:
         for group, params in zip(optimizer.param_groups, groups, strict=True):
             group["params"][:] = params
-        optimizer.state.clear()
-        optimizer.state.update(state)
+        for state, before in states:
+            state.clear()
+            state.update(before)
         _forget_sizes(optimizer)
 
     return put_back
@@ -165,25 +183,27 @@ def swap_out(optimizer: Optimizer, slots: Iterable[Slot], *, own_dtype: bool = T
     With ``own_dtype`` moments get their parameter's dtype, as torch's optimizers have them; else they keep
     all bits, for a `swap_in` that follows.
     """
+    states = states_of(optimizer)
     for slot in slots:
         if slot.own:
             if own_dtype:
-                _recast(optimizer, slot.param)
+                _recast(states, slot.param)
             continue
-        entry = _replace(optimizer, slot.master, slot.param)
-        for key, value in entry.items():
-            if _is_full(key, value, slot.master):
-                dtype = _dtype(value, slot.param) if own_dtype else value.dtype
-                dense = torch.zeros_like(slot.param, dtype=dtype)
-                slot.spread(value, dense)
-                entry[key] = dense
+        for entry in _replace(optimizer, states, slot.master, slot.param):
+            for key, value in entry.items():
+                if _is_full(key, value, slot.master):
+                    dtype = _dtype(value, slot.param) if own_dtype else value.dtype
+                    dense = torch.zeros_like(slot.param, dtype=dtype)
+                    slot.spread(value, dense)
+                    entry[key] = dense
     _forget_sizes(optimizer)
 
 
 def recast(optimizer: Optimizer, slots: Iterable[Slot]) -> None:
     """Gives the moments of dense parameters their parameter's dtype; those that have it stay."""
+    states = states_of(optimizer)
     for slot in slots:
-        _recast(optimizer, slot.param)
+        _recast(states, slot.param)
 
 
 def _forget_sizes(optimizer: Optimizer) -> None:
@@ -192,12 +212,12 @@ def _forget_sizes(optimizer: Optimizer) -> None:
         vars(optimizer)["_numel_cache"] = None
 
 
-def _recast(optimizer: Optimizer, parameter: nn.Parameter) -> None:
+def _recast(states: Sequence[States], parameter: nn.Parameter) -> None:
     """Gives moments the dtype that their parameter has got."""
-    entry = _replace(optimizer, parameter, parameter)
-    for key, value in entry.items():
-        if _is_full(key, value, parameter):
-            entry[key] = value.to(_dtype(value, parameter))
+    for entry in _renamed(states, parameter, parameter):
+        for key, value in entry.items():
+            if _is_full(key, value, parameter):
+                entry[key] = value.to(_dtype(value, parameter))
 
 
 def _dtype(value: Tensor, parameter: Tensor) -> torch.dtype:
@@ -207,8 +227,8 @@ def _dtype(value: Tensor, parameter: Tensor) -> torch.dtype:
 
 def moments_of(optimizer: Optimizer, slot: Slot) -> list[Tensor]:
     """The optimizer's tensors that hold one value for each weight of a slot."""
-    entry = optimizer.state.get(slot.master, {})
-    return [value for key, value in entry.items() if _is_full(key, value, slot.master)]
+    entries = [state.get(slot.master, {}) for state in states_of(optimizer)]
+    return [value for entry in entries for key, value in entry.items() if _is_full(key, value, slot.master)]
 
 
 def _is_full(key: str, value: Any, like: Tensor) -> bool:
@@ -216,12 +236,20 @@ def _is_full(key: str, value: Any, like: Tensor) -> bool:
     return same and (value.dim() > 0 or key not in COUNTS)
 
 
-def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> dict[str, Any]:
-    """Gives the new parameter's state: a dictionary of its own, for state_dicts share the old one's."""
+def _replace(
+    optimizer: Optimizer, states: Sequence[States], old: nn.Parameter, new: nn.Parameter
+) -> list[dict[str, Any]]:
+    """Puts a parameter in another's place; gives what `_renamed` gives."""
     for group in optimizer.param_groups:
         group["params"][:] = [new if one is old else one for one in group["params"]]
-    if old not in optimizer.state:
-        return {}
-    entry = dict(optimizer.state.pop(old))
-    optimizer.state[new] = entry
-    return entry
+    return _renamed(states, old, new)
+
+
+def _renamed(states: Sequence[States], old: nn.Parameter, new: nn.Parameter) -> list[dict[str, Any]]:
+    """Gives the new parameter's states: dictionaries of their own, for state_dicts share the old one's."""
+    found = []
+    for state in states:
+        if old in state:
+            state[new] = dict(state.pop(old))
+            found.append(state[new])
+    return found

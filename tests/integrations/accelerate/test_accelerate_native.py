@@ -5,6 +5,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+import dynaquant_core as dq
 from dynaquant_accelerate import export, install
 from dynaquant_core.cli import main
 from dynaquant_core.errors import NotAStoreError, StateMismatchError, StorageError, UnsafePathError
@@ -81,6 +82,39 @@ def test_what_is_exported_without_its_folder_says_what_is_missing(tmp_path, capl
     export(None, source / "native", source)
     assert "random_states_0.pkl" in names(source / "native")
     assert caplog.text == ""
+
+
+def trained_by_hand():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_store_whose_optimizer_goes_by_names_is_refused(tmp_path, capsys):
+    """As a `Checkpointer` keeps it: Accelerate would load none, and its keys were written as optimizers."""
+    model, optimizer = trained_by_hand()
+    with dq.Checkpointer(tmp_path / "store", model, optimizer, every=1) as checkpoints:
+        checkpoints.step()
+    out = str(tmp_path / "native")
+    assert main(["export", str(tmp_path / "store"), "--to", "accelerate", "-o", out]) == 1
+    assert "(a Checkpointer's have names); export it with --to pt." in capsys.readouterr().err
+    assert names(tmp_path) == ["store"]
+    groups = optimizer.state_dict()
+    for model_state, several in (({"a": model.state_dict()}, groups), (model.state_dict(), {"a": groups})):
+        with pytest.raises(StateMismatchError, match="not what DynaQuant saves for Accelerate"):
+            export({"model": model_state, "optimizer": several}, out)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_store_of_what_state_dict_gives_is_exported(tmp_path, alone):
+    model, optimizer = trained_by_hand()
+    held = optimizer.state_dict() if alone else [optimizer.state_dict()]
+    export({"model": model.state_dict(), "optimizer": held}, tmp_path / "native")
+    assert names(tmp_path / "native") == ["optimizer.bin", "pytorch_model.bin"]
+    found = torch.load(tmp_path / "native" / "optimizer.bin")
+    assert bits(found) == bits(optimizer.state_dict())
 
 
 def test_a_native_folder_that_is_saved_over_leaves_no_stale_weights(tmp_path):

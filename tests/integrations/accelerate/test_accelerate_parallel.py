@@ -3,8 +3,13 @@
 import json
 import socket
 
+import torch
+from accelerate import Accelerator
+from torch import nn
+
 from dynaquant_core.plugins import describe, is_checkpoint, read_tree
 from tests.integrations.accelerate.kit import EPOCH, names, python
+from tests.integrations.pages import shown
 
 
 def together(*words, ranks=2, module="apart"):
@@ -105,3 +110,14 @@ def test_what_one_rank_cannot_write_or_remove_both_hear_and_go_on(tmp_path):
     assert hook[0] == "SaveError: rank 1 of 2: OSError: no room for mine"
     assert hook[1].endswith("cannot be written: no room for mine")
     assert after == ("nothing", "nothing")
+
+
+def test_two_bits_of_the_page_leave_one_process_alone_whose_model_is_in_no_ddp():
+    model = nn.Linear(4, 2)
+    there = {"accelerator": Accelerator(cpu=True), "model": model}
+    found = shown(
+        "two-bit.md", "model, optimizer = acc", optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **there
+    )
+    assert "state" not in found
+    found["accelerator"].backward(found["model"](torch.ones(1, 4)).sum())
+    found["optimizer"].step()

@@ -4,8 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import lightning
+import lightning.pytorch
 import pytest
 
+from tests.integrations.lightning.kit import fit
+from tests.integrations.pages import shown
 from tests.programs import run
 
 ROOT = Path(__file__).parents[3]
@@ -60,3 +64,8 @@ def test_fabric_searches_on_one_rank_with_a_module_that_broadcasts_its_buffers(t
     said = said_by("fabric_pair", tmp_path, how)
     assert said.pop("evaluations") > 2
     assert said == {"steps": [4, 4], "broadcasts": [True]}
+
+
+def test_the_same_script_trains_in_one_process_whose_model_is_in_no_ddp(tmp_path):
+    packs = shown("two-bit.md", "class TwoBits(lightning", lightning=lightning)["TwoBits"]()
+    assert fit(tmp_path, packs, epochs=1).global_step == 20

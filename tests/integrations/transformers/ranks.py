@@ -5,19 +5,18 @@ not (`leaving`).  It prints what was saved and what it heard.
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 
 import torch
 import transformers
 
-from dynaquant_core.comm import two_bit
 from dynaquant_core.plugins import describe
 from dynaquant_transformers import DynaQuantCallback
 from tests.full_disk import files_of_at_most
 from tests.integrations.killing import digest_of
-from tests.integrations.transformers.kit import EXACT, ROOT, everything, gpt, trainer
+from tests.integrations.pages import shown
+from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
 from tests.integrations.transformers.leaving import leave
 
 GIVEN = {
@@ -35,11 +34,7 @@ def two_bits(folder):
 
     With the callback that docs/two-bit.md shows; the second training goes on from the first's checkpoint.
     """
-    page = (ROOT / "docs" / "two-bit.md").read_text("utf-8")
-    shown = re.search(r"^class TwoBits\(transformers.*?\n\n", page, re.MULTILINE | re.DOTALL)
-    there = {"transformers": transformers, "two_bit": two_bit}
-    exec(shown[0], there)
-    packs = there["TwoBits"]()
+    packs = shown("two-bit.md", "class TwoBits(transformers", transformers=transformers)["TwoBits"]()
     packs.trainer = trainer(folder, packs, DynaQuantCallback(**EXACT), **GIVEN)
     packs.trainer.train()
     found = [packs.state.step, digest_of(everything(packs.trainer)["model"])]

@@ -186,6 +186,23 @@ def test_a_native_checkpoint_goes_into_a_store(run, tmp_path):
     assert set(ours["model"]) - shared == {"lm_head.weight"}, "tied, so that native files leave it out"
 
 
+@pytest.mark.parametrize("largest", ["1GB", "40KB"], ids=["whole", "in parts"])
+def test_a_models_folder_goes_into_a_store(tmp_path, monkeypatch, capsys, largest):
+    """`save_pretrained` writes no state of a Trainer, and so no step."""
+    monkeypatch.chdir(tmp_path)
+    model = gpt()
+    model.save_pretrained("model", max_shard_size=largest)
+    assert main(["import", "model", "first", "--from", "hf", "--exact", "*"]) == 0
+    assert main(["import", "model", "later", "--from", "hf", "--exact", "*", "--step", "7"]) == 0
+    stored = CheckpointStore("first").load(0)["model"]
+    assert stored
+    assert bits(stored) == {name: bits(model.state_dict()[name]) for name in stored}
+    assert CheckpointStore("later").steps() == [7]
+    capsys.readouterr()
+    assert main(["compress", "model", "-o", "out.dq"]) == 1
+    assert "`dynaquant import FOLDER STORE --from hf`" in capsys.readouterr().err
+
+
 def test_what_cannot_be_imported_or_exported(run, tmp_path):
     with pytest.raises(NotAStoreError, match="already"):
         importer(run[1] / "ours" / "checkpoint-8")
@@ -201,6 +218,7 @@ def test_what_cannot_be_imported_or_exported(run, tmp_path):
     with pytest.raises(CorruptFileError, match=r"torch\.save"):
         importer(tmp_path)
     torch.save({}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(StorageError):
+    (tmp_path / "trainer_state.json").write_text("{}")
+    with pytest.raises(CorruptFileError, match="tells no global_step"):
         importer(tmp_path)
     assert MARKER not in names(tmp_path)

@@ -4,9 +4,11 @@ import json
 import socket
 
 import pytest
+import transformers
 
 from dynaquant_core.plugins import describe
-from tests.integrations.transformers.kit import checkpoints, names, program
+from tests.integrations.pages import shown
+from tests.integrations.transformers.kit import checkpoints, names, program, trainer
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +89,9 @@ def test_ranks_go_on_from_one_checkpoint_or_none_does(said):
     assert "Input/output error" in second
     assert first == f"SaveError: rank 1 of 2: {second}"
     assert (first_step, second_step) == (3, 3)
+
+
+def test_the_same_script_trains_in_one_process_whose_model_is_in_no_ddp(tmp_path):
+    packs = shown("two-bit.md", "class TwoBits(transformers", transformers=transformers)["TwoBits"]()
+    packs.trainer = trainer(tmp_path, packs, max_steps=2, save_strategy="no")
+    assert packs.trainer.train().global_step == 2
