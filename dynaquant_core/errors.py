@@ -11,6 +11,11 @@ Example:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = [
     "BudgetError",
     "CheckpointNotFoundError",
@@ -62,6 +67,22 @@ class ExperimentError(DynaQuantError):
 
 class DependencyError(DynaQuantError, ImportError):
     """An optional dependency is missing; the message holds the exact install command."""
+
+    @classmethod
+    def of_extra(cls, what: str, extra: str) -> Self:
+        """Of a dependency that one of DynaQuant's extras brings.
+
+        The command names a folder and no package: no index has one of ours, and somebody else's may be there.
+
+        Args:
+            what: needs what, or lacks what.
+            extra: as `pyproject.toml` calls it.
+
+        Example:
+            >>> print(DependencyError.of_extra("plots need matplotlib", "plots"))
+            plots need matplotlib; run in DynaQuant's own folder: python -m pip install '.[plots]'
+        """
+        return cls(f"{what}; run in DynaQuant's own folder: python -m pip install '.[{extra}]'")
 
 
 # -- the training state --------------------------------------------------------------------------

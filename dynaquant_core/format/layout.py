@@ -65,7 +65,7 @@ def check_header(data: bytes, path: str) -> None:
     if version > FORMAT_VERSION:
         raise VersionError(
             f"{path} has format version {version}, this is DynaQuant's reader of version {FORMAT_VERSION}; "
-            "install a newer one: pip install --upgrade dynaquant."
+            "get a newer DynaQuant and run in its folder: python -m pip install ."
         )
     if version != FORMAT_VERSION:
         raise CorruptFileError(f"{path} has format version {version}, which never existed.")

@@ -110,6 +110,10 @@ class PluginRun:
         """Keeps what a pattern of names covers bit for bit, beside what the options name, from now on."""
         self._trail.keep_exact(pattern)
 
+    def compress_only(self, *homes: str) -> None:
+        """Keeps exact what lies outside of these parts and is no copy of a weight (`store.elsewhere`)."""
+        self._trail.compress_only(homes)
+
     def look_ahead(self, steps_left: int | None) -> None:
         """Tells how many optimizer steps are left until the next save.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from dynaquant_core.config import require
 from dynaquant_core.methods.base import Hints, Method, Reference
 from dynaquant_core.methods.registry import method_for_config
 from dynaquant_core.state import Leaf, Tree, flatten, given_names, overlapping, read_only
+from dynaquant_core.store.elsewhere import names_elsewhere
 from dynaquant_core.store.hints import hints_for
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.meta import LIMIT
@@ -73,10 +74,12 @@ def prepare(
     model: Any,
     config: Any = None,
     optimizers: Iterable[Optimizer] = (),
+    homes: Sequence[str] = (),
 ) -> Prepared:
     """Takes ``state`` apart; arguments as those of `CheckpointStore.save`.
 
-    With ``optimizers``, whose tensors are in ``state``, they say which weight each of those is of.
+    With ``optimizers``, whose tensors are in ``state``, they say which weight each of those is of.  With
+    ``homes``, what lies elsewhere is kept bit for bit (`names_elsewhere`).
 
     Raises:
         UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
@@ -87,6 +90,7 @@ def prepare(
     tree = flatten(state)
     tensors = {leaf.name: leaf.tensor for leaf in tree.leaves}
     kept = given_names(tree.leaves) | buffer_names(tensors, model) | stand_in_names(tree.leaves, model)
+    kept |= names_elsewhere(tree, homes)
     # A candidate of one would be written over the other, and no reader gets both.
     kept |= overlapping({leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)})
     unwritable = _unwritable(tree, model)

@@ -81,6 +81,7 @@ class Trail:
         self.loaded: CheckpointInfo | None = None
         self.lineage = ""
         self._settings = Settings.of(method, moments, exact)
+        self._homes: tuple[str, ...] = ()
         self._max_chain = max_chain
         self._base: Base | None = None
         self._written: PartMeta | None = None  # how the weights of what was loaded or saved last were
@@ -123,7 +124,15 @@ class Trail:
             UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
         """
         settings = self._settings.after(self._written)
-        prepared = prepare(settings, step, state, gradients=gradients, model=model, optimizers=optimizers)
+        prepared = prepare(
+            settings,
+            step,
+            state,
+            gradients=gradients,
+            model=model,
+            optimizers=optimizers,
+            homes=self._homes,
+        )
         self._remarks.on(prepared, settings)
         last = self._base
         return prepared.saving(self._base_for(prepared.division, like), None, last)
@@ -192,6 +201,10 @@ class Trail:
         """Keeps what a pattern of names covers bit for bit, too; the same one again changes nothing."""
         exact = tuple(dict.fromkeys([*self._settings.exact, pattern]))
         self._settings = replace(self._settings, exact=exact)
+
+    def compress_only(self, homes: Iterable[str]) -> None:
+        """Keeps bit for bit what lies elsewhere than in these parts of a state (`names_elsewhere`)."""
+        self._homes = tuple(homes)
 
     def leave_method(self) -> None:
         """Goes back to the method of the arguments, whatever was loaded or saved with another."""

@@ -15,9 +15,7 @@ from dynaquant_core.errors import DependencyError
 try:
     import accelerate  # noqa: F401 - said here, where the name of what to install is known
 except ImportError as error:
-    raise DependencyError(
-        "dynaquant_accelerate needs Accelerate: python -m pip install 'dynaquant[accelerate]'"
-    ) from error
+    raise DependencyError.of_extra("dynaquant_accelerate needs Accelerate", "accelerate") from error
 
 if TYPE_CHECKING:
     from dynaquant_accelerate.entry import install

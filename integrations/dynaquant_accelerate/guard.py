@@ -31,9 +31,10 @@ def require_known(accelerator: Any) -> None:
     """Raises DependencyError where this Accelerate lacks what is used here; says so where it is untested."""
     missing = [name for name in NEEDED if not hasattr(accelerator, name)]
     if missing:
-        raise DependencyError(
-            f"Accelerate {accelerate.__version__} has no {', '.join(missing)}; dynaquant_accelerate is known "
-            f"to work with 1.15: python -m pip install 'dynaquant[accelerate]'"
+        raise DependencyError.of_extra(
+            f"Accelerate {accelerate.__version__} has no {', '.join(missing)}, and dynaquant_accelerate is "
+            f"known to work with 1.15",
+            "accelerate",
         )
     if not accelerate.__version__.startswith(KNOWN):
         logger.warning(

@@ -15,8 +15,8 @@ from dynaquant_core.errors import DependencyError
 try:
     import composer  # noqa: F401 - said here, where the name of what to install is known
 except ImportError as error:
-    raise DependencyError(
-        "dynaquant_composer needs Composer 0.32: python -m pip install 'dynaquant[composer]' (with torch 2.7)"
+    raise DependencyError.of_extra(
+        "dynaquant_composer needs Composer 0.32, and that torch 2.7", "composer"
     ) from error
 
 if TYPE_CHECKING:

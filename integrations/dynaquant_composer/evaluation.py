@@ -117,7 +117,8 @@ def unheard_of(
 ) -> Callable[..., Any]:
     """The user's ``evaluate``, which may ask the trainer (``trainer.eval()``); it takes what it took.
 
-    What it measures are candidates: a callback that stops early would take their metrics for the model's.
+    What it measures are candidates: a callback that stops early would take their metrics for the model's,
+    and an algorithm that swaps weights as an evaluation ends (EMA) would leave a candidate in their place.
 
     Args:
         evaluate: of the user.
@@ -138,12 +139,20 @@ def unheard_of(
 
 @contextmanager
 def _unheard(state: State, destinations: Logger) -> Iterator[None]:
-    """Inside the context no callback is called, nothing is logged, and metrics are the copies of others."""
-    names = ("_callbacks", "eval_metrics", "eval_timestamp", "metric_outputs", "batch", "outputs")
+    """Inside it no callback and no algorithm is called, nothing is logged, and metrics are copies."""
+    names = (
+        "_callbacks",
+        "_algorithms",
+        "eval_metrics",
+        "eval_timestamp",
+        "metric_outputs",
+        "batch",
+        "outputs",
+    )
     before = {name: getattr(state, name) for name in names}
     evaluators, told = list(state.evaluators), destinations.destinations
     try:
-        state._callbacks, destinations.destinations = [], ()
+        state._callbacks, state._algorithms, destinations.destinations = [], [], ()
         state.eval_metrics = copy.deepcopy(state.eval_metrics)
         yield
     finally:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 #: When Composer's schedule may ask for a save.
 SCHEDULED: Final = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)
 
+#: Where Composer keeps what is trained.
+HOMES: Final = ("state.model", "state.optimizers")
+
 #: The pattern under which every bit is kept, so that there is nothing to measure.
 EVERYTHING: Final = "*"
 
@@ -62,6 +65,7 @@ class FolderSaver(CheckpointSaver):
         self._around: tuple[State, Logger] | None = None  # what a trainer tells of what it does
         self._options, self._interval, self._metric = options, interval, metric
         self._run = PluginRun(options, framework="composer", report=self._committed)
+        self._run.compress_only(*HOMES)
         self.saved_checkpoints: list[str] = []
         self._pending: deque[tuple[int, Path, Path | None]] = deque()
         self._destinations: Logger | None = None
@@ -84,11 +88,26 @@ class FolderSaver(CheckpointSaver):
         finally:
             self._due = False
 
+    def state_dict(self) -> dict[str, Any]:
+        """The files of all callbacks of this kind: Composer keeps one state for the class, that of the last.
+
+        Among them what another is going to save at this moment, if it is: the state is taken before.
+        """
+        saved = dict(self.all_saved_checkpoints_to_timestamp)
+        if self._around is not None:
+            state, _ = self._around
+            for one in (each for each in state.callbacks if isinstance(each, FolderSaver)):
+                saved |= one.all_saved_checkpoints_to_timestamp
+                saved.setdefault(str(Path(one.filename.format(state))), state.timestamp)
+        listed = [(file, timestamp.state_dict()) for file, timestamp in saved.items()]
+        return {**super().state_dict(), "all_saved_checkpoints_to_timestamp": listed}
+
     def init(self, state: State, logger: Logger) -> None:
         """Refuses what is not supported, then as Composer's own."""
         require_whole_weights(state)
         say_what_is_untested(logger)
         self._destinations = logger
+        self._around = state, logger
         super().init(state, logger)
 
     def before_load(self, state: State, logger: Logger) -> None:  # noqa: ARG002 - an event's arguments

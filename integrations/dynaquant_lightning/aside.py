@@ -34,9 +34,9 @@ LARGEST = 64 << 20
 def set_aside(root: nn.Module) -> Iterator[None]:
     """Gives the module and its submodules copies of their attributes, and the originals back at the end.
 
-    Copied are lists, dictionaries, sets, deques, tensors, arrays and random generators, nested as they are
-    and with what they share; everything else is looked at by reference.  Modules that lie in such containers
-    are looked after too.
+    Copied are lists, dictionaries, sets, deques, tensors, arrays and random generators, nested as they are,
+    in tuples too, and with what they share; everything else is looked at by reference.  Modules that lie in
+    such containers are looked after too.
 
     Args:
         root: whose attributes, and whose submodules' attributes, may be changed by the body.
@@ -87,10 +87,10 @@ class _Copies:
         if id(value) in self._made:
             return self._made[id(value)]
         kind = type(value)
-        if kind in LISTS:
-            return self._members(value, range(len(value)))
-        if kind in MAPPINGS:
-            return self._members(value, list(value))
+        if kind in LISTS or kind in MAPPINGS:
+            return self._members(value, range(len(value)) if kind in LISTS else list(value))
+        if kind is tuple or _is_named_tuple(kind):
+            return self._tuple(value)
         if kind is set:
             return self._keep(value, copy(value))
         if kind in GENERATORS:
@@ -111,6 +111,19 @@ class _Copies:
             fresh[key] = self._copy(container[key])
         return fresh
 
+    def _tuple(self, value: Any) -> Any:
+        """A tuple of copies; the same one where nothing in it is copied."""
+        self._keep(value, value)  # it may lie in what it holds
+        members = [self._copy(member) for member in value]
+        if all(copied is member for copied, member in zip(members, value, strict=True)):
+            return value
+        kind = type(value)
+        return self._keep(value, tuple(members) if kind is tuple else kind._make(members))
+
     def _keep(self, value: Any, fresh: Any) -> Any:
         self._made[id(value)] = fresh
         return fresh
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")

@@ -19,7 +19,7 @@ from dynaquant_core.plugins.underway import await_saves
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import device_of, only_weights, require_ours, was_with_optimizer
 from dynaquant_lightning.runs import Runs
-from dynaquant_lightning.tree import from_tree, has_moments, kind_note, to_tree
+from dynaquant_lightning.tree import from_tree, kind_note, to_tree
 
 __all__ = ["DynaQuantCheckpointIO"]
 
@@ -162,7 +162,7 @@ class DynaQuantCheckpointIO(CheckpointIO):
 
     def begin_folder(self, checkpoint: dict[str, Any], path: str) -> None:
         """The same, but the folder is on its way when this returns; the live tensors may change."""
-        run = self.runs.begin(path, moments=has_moments(checkpoint))
+        run = self.runs.begin(path, checkpoint)
         run.save(path, self.step_of(checkpoint), to_tree(checkpoint, path), note=kind_note(checkpoint))
 
     def step_of(self, checkpoint: Mapping[str, Any]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -14,6 +14,7 @@ from dynaquant_core.plugins import PluginOptions, PluginRun, is_checkpoint
 from dynaquant_core.plugins.underway import await_saves
 from dynaquant_lightning.paths import local
 from dynaquant_lightning.reading import FRAMEWORK
+from dynaquant_lightning.tree import has_moments, homes_of
 
 __all__ = ["Runs", "settled"]
 
@@ -42,6 +43,12 @@ class Runs:
         self._newest: PluginRun | None = None  # that began the last save
         _all.add(self)
 
+    def serving(self, checkpoint: Mapping[str, Any]) -> PluginRun:
+        """The run of checkpoints like this one, told where its weights lie."""
+        run = self.of(moments=has_moments(checkpoint))
+        run.compress_only(*homes_of(checkpoint))
+        return run
+
     def of(self, *, moments: bool) -> PluginRun:
         """The run of checkpoints with, or without, an optimizer's state."""
         if moments not in self._runs:
@@ -55,9 +62,13 @@ class Runs:
         for run in self._runs.values():
             self._watch(run)
 
-    def begin(self, folder: str, *, moments: bool) -> PluginRun:
-        """The run that is to write ``folder``, which is pending from now on."""
-        run = self.of(moments=moments)
+    def watches_another(self, model: Any) -> bool:
+        """Whether a model is watched, and it is not this one."""
+        return self._watched is not None and self._watched[0] is not model
+
+    def begin(self, folder: str, checkpoint: Mapping[str, Any]) -> PluginRun:
+        """The run that is to write ``checkpoint`` to ``folder``, which is pending from now on."""
+        run = self.serving(checkpoint)
         self._newest = run
         if run.enabled:
             self.process, self._owners[_key(folder)] = os.getpid(), run

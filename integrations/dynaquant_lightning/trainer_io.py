@@ -20,7 +20,7 @@ from dynaquant_lightning.asking import removed_in_order
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
-from dynaquant_lightning.tree import LAST, has_moments, is_copied, kind_note, to_tree
+from dynaquant_lightning.tree import LAST, is_copied, kind_note, to_tree
 from dynaquant_lightning.validation import Validation
 
 __all__ = ["TrainerCheckpointIO"]
@@ -81,7 +81,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
             return
         with torch.inference_mode(False), self.turns.held():
             self._find_measure()
-            run = self.runs.of(moments=has_moments(checkpoint))
+            run = self.runs.serving(checkpoint)
             with self._copies_exact(checkpoint):
                 run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
             self._newest = local(path), self._moment
@@ -129,7 +129,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
     def _save_or_link(self, checkpoint: dict[str, Any], path: str) -> None:
         twin = self._twin(path)
         if twin is not None:
-            run = self.runs.begin(path, moments=has_moments(checkpoint))
+            run = self.runs.begin(path, checkpoint)
             run.copy(twin, path, note={LAST: Path(path).name, **kind_note(checkpoint)})
             return
         if self.trainer.world_size == 1:
@@ -166,6 +166,11 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         Every rank comes to the same, and each save tries again: a `validation_step` may lean on what only
         the first validation sets up.
         """
+        if self.runs.watches_another(self.trainer.lightning_module):  # it was validated, tested or asked
+            if self._validation is not None:
+                logger.warning("no search, as the module to save is not the one that was trained")
+            self._validation = None
+            self._watch()
         if self._validation is None or (self._validation.ready and self._unmeasured is None):
             return
         reason = self._validation.prepare()

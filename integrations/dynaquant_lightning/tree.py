@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_lightning.paths import local
 
-__all__ = ["LAST", "from_tree", "has_moments", "is_copied", "is_half", "kind_in", "kind_note", "to_tree"]
+__all__ = [
+    "LAST",
+    "from_tree",
+    "has_moments",
+    "homes_of",
+    "is_copied",
+    "is_half",
+    "kind_in",
+    "kind_note",
+    "to_tree",
+]
 
 #: In the note of a folder that was linked as a ModelCheckpoint's last: its name.  A folder that a user
 #: copied or renamed is nobody's last, and nobody's to remove.
@@ -21,6 +31,10 @@ LAST = "last"
 #: In the note of every folder: whether `has_moments` held of what was saved.
 KIND = "kind"
 WITH, WITHOUT = "with optimizer", "without optimizer"
+
+#: Where a Trainer keeps the model and its optimizers, and what it writes into all of its checkpoints.
+HOMES = ("state_dict", "optimizer_states")
+TRAINERS = frozenset({"state_dict", "pytorch-lightning_version"})
 
 #: How deep a checkpoint is searched for an optimizer's state.
 DEPTH = 8
@@ -45,6 +59,16 @@ def to_tree(checkpoint: Mapping[str, Any], path: str) -> dict[str, Any]:
         {'epoch': 3, 'dynaquant_saved_as': {None: 'a.ckpt'}}
     """
     return {**checkpoint, SAVED_AS: {BESIDE: path}}
+
+
+def homes_of(checkpoint: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where the weights and moments of a Trainer's checkpoint lie; of Fabric's, which users make, anywhere.
+
+    Example:
+        >>> homes_of({"epoch": 3})
+        ()
+    """
+    return HOMES if set(checkpoint) >= TRAINERS else ()
 
 
 def is_half(tree: Any) -> bool:

@@ -41,14 +41,13 @@ def require_lightning() -> str:
     try:
         version = str(import_module("lightning").__version__)
     except ImportError as error:
-        raise DependencyError(
-            "dynaquant_lightning needs Lightning: pip install 'dynaquant[lightning]'"
-        ) from error
+        raise DependencyError.of_extra("dynaquant_lightning needs Lightning", "lightning") from error
     missing = [f"{module}.{name}" for module, name in NEEDED if not _has(module, name)]
     if missing:
-        raise DependencyError(
+        raise DependencyError.of_extra(
             f"lightning {version} has no {', '.join(missing)}, which dynaquant_lightning builds on; it is "
-            f"known to work with {', '.join(KNOWN)}: pip install 'dynaquant[lightning]'"
+            f"known to work with {', '.join(KNOWN)}",
+            "lightning",
         )
     if not re.match("|".join(re.escape(known) + r"(\D|$)" for known in KNOWN), version):
         logger.warning("lightning %s was not tested with dynaquant_lightning (%s was)", version, KNOWN)

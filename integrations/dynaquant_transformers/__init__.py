@@ -15,9 +15,8 @@ try:
     import accelerate  # noqa: F401 - the Trainer cannot be used without it
     import transformers  # noqa: F401
 except ImportError as error:
-    raise DependencyError(
-        "dynaquant_transformers needs transformers and accelerate: "
-        "python -m pip install 'dynaquant[transformers]'"
+    raise DependencyError.of_extra(
+        "dynaquant_transformers needs transformers and accelerate", "transformers"
     ) from error
 
 from dynaquant_transformers.callback import DynaQuantCallback

@@ -27,7 +27,7 @@ Method = Callable[..., Any]
 #: Who looks for native weights is told, by the name of a file that is not there, what to do.  It has no "/",
 #: and fewer characters than a file's name may have.
 SIGNPOST: Final = (
-    "import dynaquant_transformers (pip install dynaquant[transformers]) and the Trainer reads this "
+    "import dynaquant_transformers (of DynaQuant) and the Trainer reads this "
     "checkpoint, for from_pretrained run dynaquant export CHECKPOINT --to hf -o FOLDER and load FOLDER"
 )
 

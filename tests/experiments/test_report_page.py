@@ -155,6 +155,6 @@ def test_without_matplotlib_the_page_is_written_and_the_error_says_what_to_insta
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(DependencyError, match=r"pip install 'dynaquant\[plots\]'"):
+    with pytest.raises(DependencyError, match=r"pip install '\.\[plots\]'"):
         write_report(results)
     assert "<table>" in (results.path.parent / "report.html").read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ def test_without_its_framework_a_package_says_what_to_install(name: str) -> None
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("DependencyError")
-    assert "pip install" in done.stdout
+    assert f"pip install '.[{name.removeprefix('dynaquant_')}]'" in done.stdout
     assert done.stdout.count("\n") == 1
 
 

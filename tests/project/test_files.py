@@ -47,6 +47,17 @@ def test_the_median_module_is_short() -> None:
     assert statistics.median(lines) < MEDIAN_LINES
 
 
+def test_nobody_is_told_to_install_us_from_an_index() -> None:
+    """Where no package is ours, a stranger's may be."""
+    told = re.compile(r"pip install[^\n]*?[ '\"=](?:--upgrade )?dynaquant\b(?![_/.-])")
+    found = [
+        f"{path.relative_to(ROOT)}: {hit.group()}"
+        for path, text in text_files()
+        for hit in told.finditer(text)
+    ]
+    assert found == []
+
+
 def test_no_file_mentions_a_machine_path() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, hit.start()) + 1}: {hit.group()}"

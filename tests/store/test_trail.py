@@ -69,6 +69,33 @@ def test_every_folder_stands_alone(tmp_path):
         shutil.rmtree(copy)
 
 
+def test_elsewhere_only_copies_of_weights_by_name_and_shape_are_compressed(tmp_path):
+    drawn = iter(torch.randn(9, 64, 32, generator=torch.Generator().manual_seed(0)))
+    head = next(drawn)
+    state = {
+        "tied": head,  # the model's own, met here first
+        "model": {"net.weight": next(drawn), "head": head},
+        "average": {"module.net.weight": next(drawn)},
+        "queue": next(drawn),
+        "other": {"weight": next(drawn), "net.weight": next(drawn)[:32]},
+        "mine": {"state": {0: {"exp_avg": next(drawn)}}, "param_groups": [{"params": [0]}]},
+        "optimizers": {"state": {0: {"exp_avg": next(drawn)}}, "param_groups": [{"params": [0]}]},
+    }
+    trail = Trail()
+    trail.compress_only(["model", "optimizers"])
+    _, link = saved(trail, tmp_path / "1", 1, state)
+    found = read_link(tmp_path / "1", link)
+    for name in ("queue", "other", "mine"):
+        assert is_same(found[name], state[name])
+    compressed = [
+        (found["tied"], head),
+        (found["model"]["net.weight"], state["model"]["net.weight"]),
+        (found["average"]["module.net.weight"], state["average"]["module.net.weight"]),
+        (found["optimizers"]["state"][0]["exp_avg"], state["optimizers"]["state"][0]["exp_avg"]),
+    ]
+    assert not any(torch.equal(mine, theirs) for mine, theirs in compressed)
+
+
 def test_what_is_below_takes_no_space(tmp_path):
     trail = exact_trail()
     for step in (1, 2, 3):

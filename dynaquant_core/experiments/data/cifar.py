@@ -85,9 +85,7 @@ def _decode(file: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
-        raise DependencyError(
-            "JPEG-coded images need Pillow; install it with: pip install 'dynaquant[plots]'."
-        ) from None
+        raise DependencyError.of_extra("JPEG-coded images need Pillow", "plots") from None
     try:
         with Image.open(io.BytesIO(file.tobytes()), formats=["JPEG"]) as image:
             size = image.size

@@ -138,9 +138,7 @@ def _pixels(path: Path, side: int, generator: np.random.Generator | None) -> NDA
     try:
         from PIL import Image
     except ImportError:
-        raise DependencyError(
-            "pictures need Pillow; install it with: pip install 'dynaquant[plots]'."
-        ) from None
+        raise DependencyError.of_extra("pictures need Pillow", "plots") from None
     try:
         with Image.open(path, formats=["JPEG", "PNG"]) as image:
             picture: Any = image.convert("RGB")

@@ -79,9 +79,7 @@ def read_tokenizer(source: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise DependencyError(
-            "sentences need the library tokenizers; install it with: pip install 'dynaquant[transformers]'."
-        ) from None
+        raise DependencyError.of_extra("sentences need the library tokenizers", "transformers") from None
     path = locate(source)
     try:
         tokenizer = Tokenizer.from_file(str(path))

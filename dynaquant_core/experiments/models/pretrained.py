@@ -39,9 +39,8 @@ def library() -> Any:
     try:
         import transformers
     except ImportError:
-        raise DependencyError(
-            "models minilm and hf need the library transformers; install it with: "
-            "pip install 'dynaquant[transformers]'."
+        raise DependencyError.of_extra(
+            "models minilm and hf need the library transformers", "transformers"
         ) from None
     return transformers
 

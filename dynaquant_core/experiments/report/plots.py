@@ -45,9 +45,7 @@ def png(plot: Callable[[Figure, Subject], None], subject: Subject) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise DependencyError(
-            "plots need matplotlib; install it with: pip install 'dynaquant[plots]'."
-        ) from None
+        raise DependencyError.of_extra("plots need matplotlib", "plots") from None
     figure = Figure(figsize=(11, 4), layout="constrained")
     plot(figure, subject)
     for axes in figure.axes:

@@ -2,12 +2,15 @@
 
 import pytest
 from composer import Callback, Evaluator
-from composer.callbacks import EarlyStopper
+from composer.algorithms import EMA
+from composer.callbacks import CheckpointSaver, EarlyStopper
 from composer.loggers import InMemoryLogger
 from torch.utils.data import DataLoader
 
+from dynaquant_composer.pointer import folder_of
 from dynaquant_core.errors import ConfigError
-from tests.integrations.composer.kit import EXACT, digits, everything, fit, ours, trainer
+from dynaquant_core.plugins import read_tree
+from tests.integrations.composer.kit import EXACT, bits, digits, everything, fit, ours, trainer
 
 RIGHT, LOST = "MulticlassAccuracy", "CrossEntropy"
 
@@ -103,3 +106,24 @@ def test_an_evaluate_that_asks_the_trainer_ends_no_training_and_is_logged_nowher
     assert ends[0] == ends[1]
     assert 0 < callback.last.evaluations < len(asked)
     assert callback.last.quality["reference"] in asked
+
+
+def average_in(folder):
+    """What the last checkpoint of a run of twelve batches holds of EMA: the weights being trained."""
+    [(_, held)] = read_tree(folder_of(folder / "ep1-ba12-rank0.pt"))["state"]["algorithms"]
+    return held["ema_model"]["named_parameters_dict"]
+
+
+def test_an_evaluate_that_asks_the_trainer_leaves_an_average_of_the_weights_in_its_place(tmp_path):
+    def measure():
+        run.eval()
+        return float(run.state.eval_metrics["eval"][LOST].compute())
+
+    asking = ours(tmp_path / "asking", evaluate=measure)
+    run = trainer(asking, algorithms=[EMA(half_life="3ba")])
+    run.fit()
+    native = CheckpointSaver(str(tmp_path / "native"), save_interval="3ba")
+    for saver in (native, ours(tmp_path / "evaluators")):
+        assert everything(fit(saver, algorithms=[EMA(half_life="3ba")])) == everything(run)
+    assert asking.last.evaluations > 1
+    assert bits(average_in(tmp_path / "asking")) == bits(average_in(tmp_path / "evaluators"))

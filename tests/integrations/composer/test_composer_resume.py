@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from composer.algorithms import EMA
+from composer.core import Algorithm
 from composer.loggers import InMemoryLogger
 
 from dynaquant_composer.pointer import folder_of
@@ -103,6 +104,31 @@ def test_averages_of_algorithms_are_weights_and_come_back(tmp_path):
     weight = callback.last.parts["weight"]
     assert weight["raw_bytes"] > 2 * 256 * 64 * 4
     assert weight["stored_bytes"] < weight["raw_bytes"] / 8
+
+
+class Book(Algorithm):
+    """Keeps numbers of its own, which look like a weight and are none."""
+
+    def __init__(self, seed):
+        self.held = torch.randn(100, 64, generator=torch.Generator().manual_seed(seed))
+
+    def match(self, event, state):
+        return False
+
+    def apply(self, event, state, logger):
+        pass
+
+    def state_dict(self):
+        return {"weight": self.held}
+
+    def load_state_dict(self, state, strict=False):
+        self.held = state["weight"]
+
+
+def test_what_an_algorithm_keeps_for_itself_comes_back_as_it_was(tmp_path):
+    fit(ours(tmp_path, threshold=0.05), duration="3ba", algorithms=[Book(1)])
+    run = trainer(ours(tmp_path, threshold=0.05), algorithms=[Book(2)], autoresume=True)
+    assert torch.equal(run.state.algorithms[0].held, Book(1).held)
 
 
 def test_several_evaluators_and_a_metric_of_ones_choice(tmp_path):

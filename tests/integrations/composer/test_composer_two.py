@@ -8,7 +8,7 @@ from composer.utils import reproducibility
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.plugins import describe
-from tests.integrations.composer.kit import EXACT, Net, bits, everything, fit, ours, trainer
+from tests.integrations.composer.kit import EXACT, Net, bits, everything, fit, names, ours, trainer
 
 #: Names of the folders, in the order in which the callbacks are registered.
 ORDERS = [("rolling", "milestones"), ("milestones", "rolling")]
@@ -59,6 +59,23 @@ def test_both_go_on_from_what_was_loaded(tmp_path, order, method):
     layers = [restored for restored, _ in lives]
     if method == "lattice":  # the other moves its one codebook with the layers that are trained
         assert layers[1] == layers[2] == layers[3]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one folder", "two folders"])
+@pytest.mark.parametrize("order", ORDERS, ids=["rolling first", "milestones first"])
+def test_both_rotate_on_after_every_restart(tmp_path, order, apart):
+    folders = {"rolling": tmp_path / "a", "milestones": tmp_path / ("b" if apart else "a")}
+    given = {
+        "rolling": {"save_interval": "2ba", "filename": "r{batch}.pt", "latest_filename": "r-latest.pt"},
+        "milestones": {"save_interval": "6ba", "filename": "m{batch}.pt", "latest_filename": "m-latest.pt"},
+    }
+    for batch in (6, 12, 18):
+        savers = [ours(folders[name], num_checkpoints_to_keep=1, **given[name], **EXACT) for name in order]
+        run = fit(*savers, autoresume=batch > 6, duration=f"{batch}ba")
+        assert int(run.state.timestamp.batch) == batch
+        run.close()
+        files = {name for folder in set(folders.values()) for name in names(folder) if name.endswith(".pt")}
+        assert files == {f"r{batch}.pt", "r-latest.pt", f"m{batch}.pt", "m-latest.pt"}
 
 
 def test_a_trainer_that_failed_to_load_reads_nothing_for_the_next(tmp_path):

@@ -268,7 +268,7 @@ def test_without_lightning_the_import_says_what_to_install():
     code = "import sys; sys.modules['lightning'] = None; import dynaquant_lightning"
     done = run_python(code)
     assert done.stderr.splitlines()[-1].endswith(
-        "dynaquant_lightning needs Lightning: pip install 'dynaquant[lightning]'"
+        "needs Lightning; run in DynaQuant's own folder: python -m pip install '.[lightning]'"
     )
 
 

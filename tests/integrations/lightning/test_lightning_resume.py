@@ -100,6 +100,40 @@ def test_save_checkpoint_by_hand_is_there_when_it_returns(tmp_path):
     )
 
 
+def size(model):
+    return sum(weight.square().sum() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(("ask", "evaluate"), [("validate", None), ("test", "val_loss"), ("predict", size)])
+def test_another_module_that_was_looked_at_is_saved_without_a_search_by_the_first(
+    tmp_path, caplog, ask, evaluate
+):
+    class Both(Digits):
+        test_step = Digits.validation_step
+
+        def predict_step(self, batch):
+            return self(batch[0])
+
+    run = fit(tmp_path, DynaQuantCallback(evaluate=evaluate), model=lambda: Both(width=64), epochs=1)
+    run.save_checkpoint(tmp_path / "first.ckpt")
+    assert describe(tmp_path / "first.ckpt").evaluations > 0
+    other = Both(width=96)
+    more = {} if ask == "predict" else {"verbose": False}
+    getattr(run, ask)(other, loaders()[1], **more)
+    for name in ("second.ckpt", "third.ckpt"):
+        run.save_checkpoint(tmp_path / name)
+        found = describe(tmp_path / name)
+        assert (found.evaluations > 0) is callable(evaluate)
+        weights = Both.load_from_checkpoint(tmp_path / name).net[0].weight
+        assert 0 < (weights - other.net[0].weight).abs().max() < other.net[0].weight.std()
+    said = "no search, as the module to save is not the one that was trained"
+    assert caplog.text.count(said) == (not callable(evaluate))
+    run.fit_loop.max_epochs = 2
+    run.fit(other, *loaders())
+    run.save_checkpoint(tmp_path / "fourth.ckpt")
+    assert describe(tmp_path / "fourth.ckpt").evaluations > 0
+
+
 def test_an_exception_is_saved_on_and_passed_on(tmp_path):
     class Breaks(Digits):
         def on_train_batch_start(self, batch, batch_idx):

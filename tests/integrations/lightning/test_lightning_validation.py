@@ -2,6 +2,7 @@
 
 import logging
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ class Rich(Digits):
         self.accuracy = Accuracy(**kind)
         self.several = MetricCollection({"mean": MeanMetric(), "accuracy": Accuracy(**kind)})
         self.outputs, self.per_class, self.seen = [], {"hits": [0] * 10}, torch.zeros(1)
+        self.both = [], []
         self.calls = 0
 
     def validation_step(self, batch, batch_idx):
@@ -38,6 +40,7 @@ class Rich(Digits):
         self.several["mean"].update(loss)
         self.several["accuracy"].update(logits, batch[1])
         self.outputs.append(float(loss))
+        self.both[0].append(float(loss))
         self.per_class["hits"][0] += 1
         self.seen += len(batch[0])
         self.calls += 1
@@ -76,7 +79,14 @@ def test_metrics_logs_and_attributes_are_those_of_a_run_without_us(tmp_path, whe
         logger = CSVLogger(folder)
         run = fit(folder, saves(folder, **times), *callbacks, model=Rich, epochs=2, logger=logger)
         model = run.lightning_module
-        kept = model.calls, model.outputs, model.per_class, model.seen.tolist(), sorted(vars(model))
+        kept = (
+            model.calls,
+            model.outputs,
+            model.both,
+            model.per_class,
+            model.seen.tolist(),
+            sorted(vars(model)),
+        )
         metrics = {name: float(value) for name, value in run.callback_metrics.items()}
         return everything(run), kept, metrics, history(folder)
 
@@ -309,19 +319,43 @@ def test_mode_max_asks_for_a_measure():
         DynaQuantCallback(mode="max")
 
 
+class Ends(NamedTuple):
+    """Two lists under names."""
+
+    low: list
+    high: int
+
+
+def test_a_tuple_that_holds_itself_is_set_aside():
+    module, held = nn.Linear(1, 1), []
+    module.loop = (held,)
+    held.append(module.loop)
+    with set_aside(module):
+        module.loop[0].append(1)
+    assert len(held) == 1
+
+
 def test_what_is_set_aside_stays_shared_and_comes_back():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     shared = [torch.ones(2)]
     module[0].mine, module[1].mine, module.hidden = shared, shared, {"module": [nn.Linear(1, 1)]}
     module.hidden["module"][0].outputs = []
+    module.pair, module.ends = ([], torch.zeros(1)), Ends([], 0)
+    module.fixed = fixed = (1, torch.Size([2]))
     with set_aside(module):
         assert module[0].mine is module[1].mine is not shared
         module[0].mine[0] += 1
         module[0].mine.append(2)
         module.hidden["module"][0].outputs.append(1)
+        module.pair[0].append(1)
+        module.pair[1].add_(1)
+        module.ends.low.append(1)
+        assert type(module.ends) is Ends
+        assert module.fixed is fixed
         module.hidden["new"] = module.weight = 1
     assert module[0].mine is shared
     assert shared[0].tolist() == [1, 1]
     assert list(module.hidden) == ["module"]
     assert module.hidden["module"][0].outputs == []
+    assert (module.pair, module.ends) == (([], torch.zeros(1)), Ends([], 0))
     assert not hasattr(module, "weight")
