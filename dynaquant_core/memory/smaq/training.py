@@ -168,7 +168,8 @@ def apply(
             the forward pass is exact, but for a derivative that it takes itself (forces of an energy).
             ``"inline"``: each layer sees the decoded output of the one before, as
             published; memory stays.  None: neither.
-        gradient_maps: the gradient of each layer's output is coded.
+        gradient_maps: the gradient of each layer's output is coded, but where SmaQ's clamp would cut off a
+            real share of it, as of a classifier's logits.
         gradients: gradients are coded before the step.
         weights: weights are coded after it.
         optimizer_state: running averages are coded after it.
