@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynaquant_core.memory.smaq.batches import tensors_of
 from dynaquant_core.memory.smaq.coder import Coder
-from dynaquant_core.memory.smaq.packing import address, tensors_of
+from dynaquant_core.memory.smaq.packing import address
 from dynaquant_core.memory.smaq.places import place_of_call
 from dynaquant_core.memory.smaq.saved import is_own
 
