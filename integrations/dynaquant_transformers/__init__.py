@@ -9,6 +9,9 @@ Example:
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dynaquant_core.errors import DependencyError
 
 try:
@@ -24,7 +27,9 @@ from dynaquant_transformers.install import install
 from dynaquant_transformers.joining import importer
 from dynaquant_transformers.leaving import export
 from dynaquant_transformers.mixin import DynaQuantTrainerMixin
-from dynaquant_transformers.smaq import SmaQCallback
+
+if TYPE_CHECKING:
+    from dynaquant_transformers.smaq import SmaQCallback
 
 __all__ = [
     "DynaQuantCallback",
@@ -34,5 +39,13 @@ __all__ = [
     "importer",
     "install",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # SmaQ reads what torch does not promise; checkpoints shall not depend on that.
+    if name != "SmaQCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("dynaquant_transformers.smaq").SmaQCallback
+
 
 install()

@@ -16,33 +16,40 @@ __all__ = ["SmaQCallback"]
 #: What the Trainer's model and optimizer are given for, or would not survive a resume.
 TAKEN = ("model", "optimizer", "generator", "reuse")
 
+#: What saves no memory and is there to see what a format does to a training: only where it is asked for.
+EMULATED = ("gradient_maps", "gradients", "weights", "optimizer_state")
 
 #: By which callback a model is coded: where a training raised or was interrupted, the next one ends that.
 _coding: weakref.WeakKeyDictionary[Any, weakref.ref[SmaQCallback]] = weakref.WeakKeyDictionary()
 
 
 class SmaQCallback(TrainerCallback):
-    """Codes what the Trainer holds while it trains, as `dynaquant_core.memory.smaq.apply` does.
+    """Packs the feature maps that the Trainer holds while it trains, as `dynaquant_core.memory.smaq.apply`.
+
+    That is what saves memory, and the forward pass stays exact.  Gradients of maps, gradients, weights and
+    optimizer state, which `apply` codes in place to emulate a format, are left alone unless asked for.
 
     Draws follow from the Trainer's ``seed`` and the number of the step, so a resumed training goes on as the
     uninterrupted one would, and nothing has to be stored.  Evaluation is as ever.
 
     Args:
-        settings: those of `smaq.apply`, without model, optimizer, generator and ``reuse``.
+        settings: those of `smaq.apply`, without model, optimizer, generator and ``reuse``; ``gradient_maps``,
+            ``gradients``, ``weights`` and ``optimizer_state`` are False if they are not given.
 
     Raises:
         ConfigError: one of these four; the others are looked at when training begins.
 
     Example:
-        >>> SmaQCallback(feature_maps="saved", gradient_maps=False).settings["feature_maps"]
-        'saved'
+        >>> callback = SmaQCallback(format={"name": "smaq", "limit": 4.0})  # as many bytes, smaller errors
+        >>> callback.settings["gradients"]
+        False
     """
 
     def __init__(self, **settings: Any) -> None:
         for name in TAKEN:
             if name in settings:
                 raise ConfigError(f"SmaQCallback: {name} is the Trainer's to give; leave it out.")
-        self.settings = settings
+        self.settings = dict.fromkeys(EMULATED, False) | settings
         self.handle: smaq.Handle | None = None
         self._report: dict[str, Any] = {}
 

@@ -153,3 +153,41 @@ def test_torch_s_compiler_is_not_imported_for_it() -> None:
     """Every command line would wait for it a second; and torch 2.7 leaves a temporary folder behind."""
     code = "import sys; import dynaquant_core.memory.smaq; sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+AS_IN_TORCH_2_14 = """
+import torch
+torch.autograd.Function.apply = torch._C._FunctionBase.__dict__["apply"]
+import dynaquant_core.cli.app, dynaquant_core.experiments.kinds.system, dynaquant_core.training
+from importlib.util import find_spec
+if find_spec("transformers") and find_spec("accelerate"):
+    import dynaquant_transformers
+    dynaquant_transformers.DynaQuantCallback
+    assert "SmaQCallback" in dynaquant_transformers.__all__
+import sys
+print("smaq" if "dynaquant_core.memory.smaq" in sys.modules else "none of it")
+from dynaquant_core.memory import smaq
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with smaq.apply(model, optimizer, feature_maps="inline") as handle:
+    model(torch.randn(64, 64)).square().mean().backward()
+    optimizer.step()
+print(sorted(handle.report()))
+try:
+    smaq.apply(model, optimizer)
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_where_torch_shows_no_function_smaq_alone_refuses_and_checkpoints_work():
+    """Every command died on import, and the Trainer's callback, which have nothing to do with it."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AS_IN_TORCH_2_14], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    told = run.stdout.splitlines()[-3:]
+    assert told[0] == "none of it"
+    assert told[1] == "['gradient', 'gradient map', 'map', 'weight']"
+    assert told[2].startswith("DependencyError SmaQ: torch")
+    assert "expected torch below 2.14" in told[2]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn import functional
 
 from dynaquant_core.errors import GradientError
 from dynaquant_core.memory import smaq
+from dynaquant_core.memory.smaq.batches import tensors_of
 from tests.memory.nets import ONLY_MAPS, mlp, rows
 from tests.packed import PackedMomentum
 
@@ -26,21 +29,74 @@ def test_masks_integers_small_ones_and_parameters_are_left_alone():
         assert "saved" not in handle.report()
 
 
-def test_a_batch_in_any_mapping_is_left_alone():
-    """Those of processors and tokenizers are no dictionaries of Python's own."""
+@dataclass
+class Batch:
+    pixels: torch.Tensor
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(64, 8)
 
-        def forward(self, batch):
-            return self.layer(batch["pixels"])
+@dataclass(slots=True)
+class Slotted:
+    pixels: torch.Tensor
 
+
+class Nested:
+    """As of a library of graphs: knows itself, and the model that it is for."""
+
+    def __init__(self, pixels, model):
+        self.inside, self.me, self.model = SimpleNamespace(held=[Batch(pixels)]), self, model
+
+    @property
+    def pixels(self):
+        return self.inside.held[0].pixels
+
+    @property
+    def never_asked(self):
+        raise RuntimeError("what an object works out is not its batch")
+
+
+class Listed(list):
+    """With a tensor beside its items."""
+
+
+def listed(pixels):
+    made = Listed([1, 2])
+    made.pixels = pixels
+    return made
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 8)
+
+    def forward(self, batch):
+        return self.layer(batch["pixels"] if isinstance(batch, UserDict) else batch.pixels)
+
+
+@pytest.mark.parametrize(
+    "made",
+    {
+        "mapping": lambda pixels, _: UserDict(pixels=pixels),
+        "dataclass": lambda pixels, _: Batch(pixels),
+        "dataclass with slots": lambda pixels, _: Slotted(pixels),
+        "namespace": lambda pixels, _: SimpleNamespace(pixels=pixels),
+        "objects in each other": Nested,
+        "list with a name": lambda pixels, _: listed(pixels),
+    }.items(),
+    ids=lambda made: made[0],
+)
+def test_a_batch_of_any_kind_is_left_alone(made):
+    """Those of processors, tokenizers and graphs are no dictionaries of Python's own."""
     net = Net()
     with smaq.apply(net, **ONLY_MAPS) as handle:
-        net(UserDict(pixels=torch.randn(64, 64))).sum().backward()
+        net(made[1](torch.randn(64, 64), net)).sum().backward()
     assert "saved" not in handle.report()
+
+
+def test_no_batch_is_searched_for_tensors_of_a_model():
+    """A teacher that an argument holds may be large, and its parameters are no batch."""
+    held = SimpleNamespace(teacher=nn.Linear(4, 4), kind=nn.Linear, library=torch)
+    assert list(tensors_of(held)) == []
 
 
 class WithLoss(nn.Module):

@@ -15,7 +15,6 @@ from dynaquant_core.experiments.kinds.base import Kind, Planned
 from dynaquant_core.experiments.pretraining import start_path
 from dynaquant_core.experiments.supervisor import Watcher, complete
 from dynaquant_core.experiments.systems.entry import system_entry
-from dynaquant_core.memory.smaq import make_format
 
 __all__ = ["Shrinking"]
 
@@ -29,6 +28,9 @@ class Shrinking(Kind):
         require_place()
         _start(run)
         if isinstance(run.system, SmaqSystem):
+            # Not above: every command imports this, and SmaQ reads what torch does not promise.
+            from dynaquant_core.memory.smaq import make_format
+
             make_format(run.system.format)
 
     def job(self, folder: Path, run: Experiment, data: str, threads: int | None) -> Job:

@@ -42,6 +42,11 @@ OPEN: Final = Ends(-math.inf, math.inf)
 #: Logarithms of second moments are clamped twice as far out: a step divides by their root.
 LOG_REACH: Final = 2
 
+#: What the clamp may cut off a map's gradient: of its sum, in shares of that of absolute values, and of its
+#: energy.  Of inner maps it was 0.04 and 0.4, of logits of ten classes 0.15 and 0.1, of 64 0.37 and 0.55.
+MOST_SUM: Final = 0.05
+MOST_ENERGY: Final = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -262,6 +267,23 @@ class SmaQ:
         if not self.keep_zeros:
             return self
         return replace(self, logarithm=True, limit=min(self.limit * LOG_REACH, 64.0))
+
+    def ruins(self, gradient: Tensor, settled: Tensor) -> bool:
+        """Whether the clamp has cut off a real share of a map's gradient, or on one side alone.
+
+        A classifier's logits get softmax less one at the label, many deviations out: of many words nothing of
+        it was left, and of ten classes more of it than of the rest, which balances it.  Models diverged.  As
+        published (``keep_zeros=False``) that is part of the format.
+        """
+        if not self.keep_zeros:
+            return False
+        lost, whole = settled - gradient, float(torch.linalg.vector_norm(gradient, 1, dtype=torch.float64))
+        if abs(float(lost.sum(dtype=torch.float64))) > MOST_SUM * whole:
+            return True
+        lost_energy, energy = (
+            float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for one in (lost, gradient)
+        )
+        return lost_energy > MOST_ENERGY * energy
 
     def _survey(self, tensor: Tensor, generator: torch.Generator, given: Statistics | None) -> Survey:
         require_floating(tensor)

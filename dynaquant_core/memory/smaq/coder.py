@@ -111,7 +111,10 @@ class Coder:
 
     @plainly
     def settle(self, tensor: Tensor, role: str, place: str, form: Format | None = None) -> Tensor | None:
-        """What a tensor is once it was coded and decoded; None where it is left alone; as `pack`."""
+        """What a tensor is once it was coded and decoded; None where it is left alone; as `pack`.
+
+        A gradient map that the format would ruin (`Format.ruins`) is left alone, counted with all its bytes.
+        """
         if not self.takes(tensor):
             return None
         with self._lock, torch.no_grad():
@@ -123,6 +126,9 @@ class Coder:
                 self._tally(role).not_finite += 1
                 return None
             self._remember(where, found)
+            if role == "gradient map" and self.form.ruins(tensor, settled):
+                self._count(role, tensor.nbytes, tensor.nbytes)
+                return None
             self._count(role, tensor.nbytes, stored)
             return settled
 

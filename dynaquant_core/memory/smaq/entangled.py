@@ -2,11 +2,11 @@
 
 The gradient of a maximum goes where ``self == result``: packed each for itself, nothing is equal, and 0 / 0
 remains.  That of a logarithm of a sum is exp(self - result), as in `attention`; that of a decomposition
-divides by differences of eigenvalues.  `copysign` divides result by self, a hypotenuse self by result, and
-Bessel functions take the difference of what is nearly equal.  A loss over log-probabilities takes
-exp(value) - 1 at the labels, others take the difference from them, and where a grid says at which pixels of a
-map to look, a level is many pixels wide.  And what is saved before it is known, as slopes that are then
-drawn, cannot be packed yet.
+divides by differences of eigenvalues.  `copysign` divides result by self, a hypotenuse self by result,
+Bessel functions take the difference of what is nearly equal, and a logit's is 1 / (p (1 - p)).  A loss over
+log-probabilities takes exp(value) - 1 at the labels, others take the difference from them, and where a grid
+says at which pixels of a map to look, a level is many pixels wide.  And what is saved before it is known, as
+slopes that are then drawn, cannot be packed yet.
 """
 
 from __future__ import annotations
@@ -102,6 +102,43 @@ LOSSES: Final = frozenset(
     "triplet_margin_loss",
 )
 
+#: Of two maps.  A maximum of each two values asks which is the larger one, the logarithm of a sum of two
+#: exponents takes exp(self - other), an angle self / (self^2 + other^2), a remainder the whole part of
+#: self / other, x log y is of probabilities, and an incomplete gamma exponentiates a difference.
+PAIRED: Final = named(
+    "__imod__",
+    "__mod__",
+    "__rmod__",
+    "arctan2",
+    "arctan2_",
+    "atan2",
+    "atan2_",
+    "fmax",
+    "fmin",
+    "fmod",
+    "fmod_",
+    "gammainc",
+    "gammaincc",
+    "igamma",
+    "igamma_",
+    "igammac",
+    "igammac_",
+    "logaddexp",
+    "logaddexp2",
+    "maximum",
+    "minimum",
+    "remainder",
+    "remainder_",
+    "xlog1py",
+    "xlogy",
+    "xlogy_",
+)
+
+#: Learned widths of quantization: their gradient sets a map against its rounded self and against the ends.
+QUANTIZED: Final = named(
+    "_fake_quantize_learnable_per_channel_affine", "_fake_quantize_learnable_per_tensor_affine"
+)
+
 #: Everything that they save is needed as it is.
 ENTANGLED: Final = (
     named(
@@ -123,6 +160,8 @@ ENTANGLED: Final = (
         "index_reduce_",
         "log_ndtr",
         "logcumsumexp",
+        "logit",
+        "logit_",
         "logsumexp",
         "lp_pool1d",
         "lp_pool2d",
@@ -141,6 +180,8 @@ ENTANGLED: Final = (
     | DECOMPOSITIONS
     | DRAWN
     | LOSSES
+    | PAIRED
+    | QUANTIZED
 ) - (PLAIN | ORDERED)
 
 #: What they save may be packed, but not in a graph: a compiler saves scores in place of probabilities.

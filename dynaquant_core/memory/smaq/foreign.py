@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["in_foreign_function", "is_foreign"]
+from dynaquant_core.errors import DependencyError
+
+__all__ = ["in_foreign_function", "is_foreign", "require_tellable"]
 
 #: What ``torch.ops`` holds.
 OPERATORS: Final = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
@@ -23,7 +25,8 @@ OPERATORS: Final = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OWN: Final = frozenset({"torch._ops.aten", "torch._ops.prim", "torch._ops.prims"})
 
 #: What every function of ``torch.autograd.Function`` is called through, and what it then saves is saved by.
-APPLY: Final = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+#: None: it is none of Python's (torch 2.14), and nothing stands between a function's caller and the hook.
+APPLY: Final = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 
 #: Torch's own that `torch.vmap` makes of functions of others.
 VMAPPED: Final = "torch._functorch.autograd_function"
@@ -44,6 +47,16 @@ def is_foreign(func: Any) -> bool:
         (False, True, False)
     """
     return isinstance(func, OPERATORS) and func.__module__ not in OWN
+
+
+def require_tellable() -> None:
+    """Raises DependencyError where torch leaves no way to tell whose function saves a map."""
+    if APPLY is None:
+        raise DependencyError(
+            f"SmaQ: torch {torch.__version__} calls a torch.autograd.Function from C, so that what other "
+            f"libraries save by one could not be told from maps that may be packed; expected torch below "
+            f"2.14: python -m pip install 'torch<2.14', or give feature_maps=None (or 'inline')."
+        )
 
 
 def in_foreign_function() -> bool:

@@ -67,6 +67,10 @@ class Format(Protocol):
         """The format for an optimizer's averages of squares, which must stay positive."""
         ...
 
+    def ruins(self, gradient: Tensor, settled: Tensor) -> bool:
+        """Whether too little is left of the gradient of a map in what `settle` makes of it."""
+        ...
+
 
 def described(form: Format) -> dict[str, Any]:
     """A format's name and settings, as plain data."""

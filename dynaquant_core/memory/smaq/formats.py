@@ -84,6 +84,10 @@ class Cast:
         """The same: a cast never changes a sign."""
         return self
 
+    def ruins(self, gradient: Tensor, settled: Tensor) -> bool:  # noqa: ARG002 - the protocol's
+        """No: what a cast does to small gradients is what it is compared for."""
+        return False
+
 
 def saturated(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy in another dtype; what lies beyond its largest value becomes that, infinity stays.

@@ -2,8 +2,9 @@
 
 A layer is a module without children.  With ``features`` its output is replaced by what was coded and decoded,
 so that the next layer computes with that; the gradient passes as if it had not been.  With ``gradients`` the
-gradient of its output is replaced when backward has made it; the gradient of that passes as well.  No memory
-is saved by either: this is how the publication measured its formats.
+gradient of its output is replaced when backward has made it; the gradient of that passes as well; what the
+format would ruin is left alone (`Format.ruins`).  No memory is saved by either: this is how the publication
+measured its formats.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynaquant_core.memory.smaq.batches import tensors_of
 from dynaquant_core.memory.smaq.coder import Coder
-from dynaquant_core.memory.smaq.packing import address, tensors_of
+from dynaquant_core.memory.smaq.packing import address
 from dynaquant_core.memory.smaq.places import place_of_call
 from dynaquant_core.memory.smaq.saved import is_own
 

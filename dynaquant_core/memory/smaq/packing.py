@@ -10,7 +10,6 @@ not take.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dynaquant_core.lazy import lazy
+from dynaquant_core.memory.smaq.batches import tensors_of
 from dynaquant_core.memory.smaq.calls import Calls
 from dynaquant_core.memory.smaq.coder import Coder
 from dynaquant_core.memory.smaq.derivatives import Derivatives, Reading
@@ -32,7 +32,7 @@ from dynaquant_core.memory.smaq.memory_layout import View, flat_run
 from dynaquant_core.memory.smaq.places import place_of_call
 from dynaquant_core.memory.smaq.recasts import recast_of
 
-__all__ = ["Forward", "address", "tensors_of"]
+__all__ = ["Forward", "address"]
 
 #: How far from 1 the sum of a row's probabilities may be, their logarithms being of half precision.
 NEAR = 0.05
@@ -62,7 +62,7 @@ class Forward:
 
     Args:
         model: whose parameters and buffers are left alone.
-        batch: a tree of tensors that are left alone as well.
+        batch: what it was called with; its tensors are left alone as well (`batches`).
         coder: how.
         ledger: what counts the bytes.
         derivatives: is told of one that is taken before the pass is over; None: nobody is.
@@ -247,15 +247,3 @@ def is_log_probabilities(tensor: Tensor) -> bool:
 def address(tensor: Tensor) -> int:
     """Where a tensor's memory begins; 0 where it has none of its own (sparse, jagged)."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
-
-
-def tensors_of(tree: Any) -> Iterator[Tensor]:
-    """The tensors of nested tuples, lists and mappings."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from tensors_of(item)
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from tensors_of(item)

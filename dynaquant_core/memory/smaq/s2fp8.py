@@ -98,3 +98,7 @@ class S2FP8:
     def second_moments(self) -> S2FP8:
         """The same: it has no published exception."""
         return self
+
+    def ruins(self, gradient: Tensor, settled: Tensor) -> bool:  # noqa: ARG002 - the protocol's
+        """No: it stretches what it stores until it reaches all of it."""
+        return False

@@ -19,6 +19,7 @@ from dynaquant_core.hooks import leave, take_off_what_was_left
 from dynaquant_core.memory.smaq.alike import Alike
 from dynaquant_core.memory.smaq.around_step import attach_step
 from dynaquant_core.memory.smaq.coder import Coder
+from dynaquant_core.memory.smaq.foreign import require_tellable
 from dynaquant_core.memory.smaq.format import Format, require_generator
 from dynaquant_core.memory.smaq.formats import make_format
 from dynaquant_core.memory.smaq.maps import attach_maps
@@ -168,7 +169,8 @@ def apply(
             the forward pass is exact, but for a derivative that it takes itself (forces of an energy).
             ``"inline"``: each layer sees the decoded output of the one before, as
             published; memory stays.  None: neither.
-        gradient_maps: the gradient of each layer's output is coded.
+        gradient_maps: the gradient of each layer's output is coded, but where SmaQ's clamp would cut off a
+            real share of it, as of a classifier's logits.
         gradients: gradients are coded before the step.
         weights: weights are coded after it.
         optimizer_state: running averages are coded after it.
@@ -186,6 +188,7 @@ def apply(
         ConfigError: an argument is of the wrong type or out of range; model or optimizer are coded already,
             or a part of the model, or what it is a part of; weights are to be coded of a model that is under
             `samo.wrap`.
+        DependencyError: maps are to be packed, and torch (2.14) does not let it be seen what may not be.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -208,6 +211,8 @@ def apply(
         bool(optimizers) or not around,
         "SmaQ: gradients, weights and optimizer_state take the optimizer; give it, or turn them off.",
     )
+    if feature_maps == "saved":
+        require_tellable()
     take_off_what_was_left()
     stream = torch.Generator().manual_seed(0) if generator is None else generator
     require_generator(stream)

@@ -8,27 +8,42 @@ from transformers import TrainerCallback
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_transformers import DynaQuantCallback, SmaQCallback
+from dynaquant_transformers.smaq import EMULATED
 from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
 
 
 def test_feature_maps_fall_to_a_quarter_and_training_learns(tmp_path):
-    coding = SmaQCallback(gradient_maps=False)
+    coding = SmaQCallback(gradients=True, weights=True, optimizer_state=True)
     one = trainer(tmp_path, coding, max_steps=12, save_strategy="no")
     before = one.evaluate()["eval_loss"]
     one.train()
     report = coding.report()
     assert report["memory"]["peak_raw"] > 4 * report["memory"]["peak"]
-    assert {"saved", "gradient", "weight", "state"} <= set(report)
+    assert set(report) == {"saved", "gradient", "weight", "state", "memory"}
     assert one.evaluate()["eval_loss"] < before
     assert not any(module._forward_hooks for module in one.model.modules())
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+def test_by_default_feature_maps_alone_are_packed_and_a_language_model_learns_as_without(tmp_path):
+    losses = []
+    for coding in ([], [SmaQCallback()]):
+        one = trainer(tmp_path, *coding, max_steps=60, save_strategy="no")
+        one.train()
+        losses.append(one.evaluate()["eval_loss"])
+    assert set(coding[0].report()) == {"saved", "memory"}
+    assert losses[1] < 1.1 * losses[0]
+
+
+@pytest.mark.parametrize("everything_coded", [False, True])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, everything_coded):
     given = {"max_steps": 6, "save_steps": 2, "gradient_accumulation_steps": 2}
-    whole = trainer(tmp_path / "whole", SmaQCallback(), **given)
+    coded = dict.fromkeys(EMULATED, everything_coded)
+    whole = trainer(tmp_path / "whole", SmaQCallback(**coded), **given)
     whole.train()
-    trainer(tmp_path / "run", SmaQCallback(), DynaQuantCallback(**EXACT), **given).train()
-    again = trainer(tmp_path / "run", SmaQCallback(), DynaQuantCallback(**EXACT), model=gpt(seed=9), **given)
+    trainer(tmp_path / "run", SmaQCallback(**coded), DynaQuantCallback(**EXACT), **given).train()
+    again = trainer(
+        tmp_path / "run", SmaQCallback(**coded), DynaQuantCallback(**EXACT), model=gpt(seed=9), **given
+    )
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     assert everything(again) == everything(whole)
 
@@ -52,7 +67,7 @@ def test_a_training_that_was_interrupted_does_not_bar_the_next_trainer(tmp_path,
         gc.collect()
     coding = SmaQCallback()
     trainer(tmp_path, coding, model=model, max_steps=2, save_strategy="no").train()
-    assert coding.report()["weight"]["tensors"] > 0
+    assert coding.report()["saved"]["tensors"] > 0
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -61,7 +76,7 @@ def test_a_callback_that_goes_in_the_middle_of_a_step_does_not_end_it_and_codes_
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first = trainer(
         tmp_path,
-        SmaQCallback(),
+        SmaQCallback(**dict.fromkeys(EMULATED, True)),
         Interrupting(),
         model=model,
         max_steps=4,
