@@ -54,9 +54,9 @@ class Session:
     def __init__(self, trainer: Trainer, options: PluginOptions, eval_batches: int | None) -> None:
         require_supported(trainer)
         self.trainer = trainer
-        if trainer.args.save_total_limit:  # beyond it a chain keeps more files alive than it makes smaller
-            most = max(trainer.args.save_total_limit - 1, 0)
-            options = replace(options, max_chain=min(options.max_chain, most))
+        limit = trainer.args.save_total_limit or 0  # below 1 the Trainer removes none
+        if limit > 0:  # beyond it a chain keeps more files alive than it makes smaller
+            options = replace(options, max_chain=min(options.max_chain, limit - 1))
         if options.evaluate is not None:
             options = replace(options, evaluate=unheard_of(trainer, options.evaluate))
         self._raises = options.on_error == "raise"
