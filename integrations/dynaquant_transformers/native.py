@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import (
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+)
+from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
     ADAPTER_WEIGHTS_NAME,
@@ -35,6 +42,7 @@ __all__ = [
     "is_ours",
     "load_json",
     "load_torch",
+    "require_readable",
     "scheduler_state",
     "told",
 ]
@@ -57,6 +65,9 @@ STATE_FILES: Final = re.compile(
 
 #: Files that every native save writes, and that tell one from another; a marker's note has their digests.
 TELLING: Final = (TRAINER_STATE_NAME, TRAINING_ARGS_NAME)
+
+#: Random streams, of one process or of each rank.
+RANDOM: Final = "rng_state*.pth"
 
 #: Folders that were taken for native ones, of which it was said.
 _said: set[Path] = set()
@@ -133,6 +144,21 @@ def _is_younger(folder: Path) -> bool:
         return bool(state.stat().st_mtime_ns > marker.stat().st_mtime_ns)
     except FileNotFoundError:
         return False
+
+
+def require_readable(folder: Path) -> None:
+    """Reads the small files that the Trainer reads when it resumes, as far as they are there.
+
+    The random streams of every rank are among them: one rank that cannot read its own ends all.
+
+    Raises:
+        CorruptFileError, StorageError: one cannot be read.
+    """
+    load_json(folder / TRAINER_STATE_NAME)
+    scheduler_state(folder)
+    with safe_globals():  # the Trainer's own: NumPy's stream is an array
+        for path in sorted([*folder.glob(SCALER_NAME), *folder.glob(RANDOM)]):
+            load_torch(path)
 
 
 def scheduler_state(folder: Path) -> dict[str, Any] | None:

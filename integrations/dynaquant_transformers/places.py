@@ -23,7 +23,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from dynaquant_core.errors import DynaQuantError, EmptyStoreError, StorageError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
-from dynaquant_transformers.native import STATE_FILES, is_ours, load_json
+from dynaquant_core.plugins.small_files import sync_files, sync_folder
+from dynaquant_transformers.native import STATE_FILES, is_ours
 
 __all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole", "require_whole"]
 
@@ -74,6 +75,8 @@ class Place:
 
         What others put there, which is neither weights nor optimizer, stays beside it as it would natively.
 
+        When this returns, the checkpoint survives a power loss under its name.
+
         Returns:
             Whether it is whole.
         """
@@ -86,9 +89,11 @@ class Place:
             shutil.rmtree(rubbish, ignore_errors=True)
         named = _linked(self.making, new)
         _bring_along(self.final, named)
+        sync_files(named)
         if os.path.lexists(self.final):
             self.final.rename(old)
         named.rename(self.final)
+        sync_folder(self.output)  # older ones go because this one is there
         shutil.rmtree(old, ignore_errors=True)
         return True
 
@@ -169,7 +174,6 @@ def _damage(folder: Path, read: Callable[[Path], object]) -> str | None:
     if not is_ours(folder):
         return None  # a native one: what it holds is the Trainer's to judge
     try:
-        load_json(folder / TRAINER_STATE_NAME)
         read(folder)
     except DynaQuantError as error:
         return f"{folder.name}: {error}"

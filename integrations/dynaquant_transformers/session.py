@@ -21,7 +21,7 @@ from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.agreement import on_all_ranks, rank, ranks
 from dynaquant_core.plugins.refusal import is_refusal
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed, unheard_of
-from dynaquant_transformers.native import digests, scheduler_state
+from dynaquant_transformers.native import digests, require_readable
 from dynaquant_transformers.places import Place, newest_whole, require_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
 from dynaquant_transformers.shelf import Shelf
@@ -235,7 +235,7 @@ class Session:
 
     def _try_to_read(self, folder: Path) -> None:
         require_own(folder)
-        scheduler_state(folder)
+        require_readable(folder)
         self._found = (folder, self.run.load(folder))
 
     def _tree(self) -> dict[str, Any]:

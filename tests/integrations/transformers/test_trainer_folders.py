@@ -219,17 +219,6 @@ def test_the_last_line_of_the_history_is_the_trainers(tmp_path):
     assert "dynaquant/ratio" in one.state.log_history[-2]
 
 
-@pytest.mark.parametrize("name", ["trainer_state.json", "scheduler.pt"])
-def test_a_small_file_that_a_power_loss_has_emptied_is_damage_too(tmp_path, caplog, name):
-    trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=4).train()
-    (tmp_path / "checkpoint-4" / name).write_bytes(b"")
-    one = trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=6)
-    one.train(resume_from_checkpoint=True)
-    assert one._initial_global_step == 2
-    assert name in caplog.text
-    assert checkpoints(tmp_path) == [2, 4, 6]
-
-
 def test_a_training_in_the_midst_of_another_one_with_the_same_callback(tmp_path):
     callback = DynaQuantCallback(**EXACT)
 
