@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -36,10 +36,11 @@ from dynaquant_core.plugins.marker import Marker
 __all__ = [
     "ADAPTER_WEIGHTS",
     "DEFAULT",
-    "STATE_FILES",
     "WEIGHTS",
+    "WEIGHT_FILES",
     "digests",
     "is_ours",
+    "is_state",
     "load_json",
     "load_torch",
     "require_readable",
@@ -56,12 +57,15 @@ ADAPTER_WEIGHTS: Final = (ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME)
 #: The adapter that lies in the checkpoint's own folder; others lie in folders of their name.
 DEFAULT: Final = "default"
 
-#: Files of weights and optimizers, native ones and ours; what else is in a checkpoint is somebody's own.
-STATE_FILES: Final = re.compile(
-    "|".join([*map(re.escape, (*WEIGHTS, *ADAPTER_WEIGHTS, OPTIMIZER_NAME))])
-    + r"|.*-\d{5}-of-\d{5}\.\w+|.*\.dq|rest(-1)?\.pt|\.?dynaquant\..*"
+#: Native files of weights, whole or a part.
+WEIGHT_FILES: Final = re.compile(
+    "|".join(map(re.escape, (*WEIGHTS, *ADAPTER_WEIGHTS))) + r"|.*-\d{5}-of-\d{5}\.(safetensors|bin)"
 )
 
+#: Files of weights and optimizers, native ones and ours.
+STATE_FILES: Final = re.compile(
+    f"{WEIGHT_FILES.pattern}|{re.escape(OPTIMIZER_NAME)}" + r"|.*\.dq|rest(-1)?\.pt|\.?dynaquant\..*"
+)
 
 #: Files that every native save writes, and that tell one from another; a marker's note has their digests.
 TELLING: Final = (TRAINER_STATE_NAME, TRAINING_ARGS_NAME)
@@ -92,6 +96,23 @@ def is_ours(path: Any) -> bool:
     if not any(True for name in (*whole, *adapters) for _ in folder.glob(name)):
         return True
     return not ((folder / OPTIMIZER_NAME).is_file() or _saved_after(folder))
+
+
+def is_state(path: Path, folder: Path, adapters: Container[str]) -> bool:
+    """Whether a file below a checkpoint's folder is of its weights or its optimizer, native or ours.
+
+    All else is somebody's own, weights in other folders than those of its adapters too.
+
+    Example:
+        >>> folder = Path("checkpoint-2")
+        >>> [is_state(folder / name, folder, ["other"]) for name in ("optimizer.pt", "ema/model.safetensors")]
+        [True, False]
+        >>> is_state(folder / "other" / "adapter_model.safetensors", folder, ["other"])
+        True
+    """
+    if path.parent == folder:
+        return bool(STATE_FILES.fullmatch(path.name))
+    return path.parent.parent == folder and path.parent.name in adapters and path.name in ADAPTER_WEIGHTS
 
 
 def digests(folder: Path) -> dict[str, str]:

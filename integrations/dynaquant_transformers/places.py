@@ -19,12 +19,13 @@ from typing import Final
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from dynaquant_core.errors import DynaQuantError, EmptyStoreError, StorageError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_core.plugins.small_files import sync_files, sync_folder
-from dynaquant_transformers.native import STATE_FILES, is_ours
+from dynaquant_transformers.native import is_ours, is_state
 
 __all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole", "require_whole"]
 
@@ -201,9 +202,10 @@ def _is_done(place: Place) -> bool:
 
 def _bring_along(old: Path, new: Path) -> None:
     """Puts into ``new`` what others have put into ``old``; no file that ``new`` has, and no state."""
+    adapters = {config.parent.name for config in new.glob(f"*/{ADAPTER_CONFIG_NAME}")}
     for file in old.rglob("*") if old.is_dir() else ():
         target = new / file.relative_to(old)
-        passed = STATE_FILES.fullmatch(file.name) or file.name == INCOMPLETE
+        passed = is_state(file, old, adapters) or file.name == INCOMPLETE
         if passed or file.is_dir() or os.path.lexists(target):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)

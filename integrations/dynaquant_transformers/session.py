@@ -20,13 +20,14 @@ from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.agreement import on_all_ranks, rank, ranks
 from dynaquant_core.plugins.refusal import is_refusal
+from dynaquant_transformers.bare import put_signpost, without_weights
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed, unheard_of
 from dynaquant_transformers.native import digests, require_readable
 from dynaquant_transformers.places import Place, newest_whole, require_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
 from dynaquant_transformers.shelf import Shelf
 from dynaquant_transformers.support import FRAMEWORK, require_own, require_supported
-from dynaquant_transformers.weights import ADAPTERS, are_live, weights_of
+from dynaquant_transformers.weights import ADAPTERS, adapters_of, are_live, weights_of
 
 __all__ = ["OPTIMIZER", "Session"]
 
@@ -156,7 +157,7 @@ class Session:
             self._place = place
             try:
                 with shadowed(trainer, "_get_output_dir", lambda trial=None: str(place.workshop)):  # noqa: ARG005
-                    write_native(model, trial)
+                    self._write(partial(write_native, model, trial), place)
             finally:
                 self._place = None
             trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
@@ -164,6 +165,17 @@ class Session:
             self.run.choose(place.step, tree)
             if trainer.args.should_save:
                 self._commit(place, tree, best)
+
+    def _write(self, write_native: Callable[[], Any], place: Place) -> None:
+        """Has the native files written; a method of a subclass's own may have brought its weights."""
+        if not self.trainer.args.should_save:
+            write_native()
+            return
+        adapters = adapters_of(self.trainer.model)
+        with without_weights(place.making, adapters):
+            write_native()
+        if not adapters:
+            put_signpost(place.making)
 
     def log_ends(self) -> None:
         """The Trainer's last line is in its history: it stays the last one."""
