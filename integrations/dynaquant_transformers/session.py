@@ -67,6 +67,7 @@ class Session:
         self._found: tuple[Path | None, Any] = (None, None)  # read to see whether it is whole
         self._shelf = Shelf(trainer)
         self._turns = Turns()
+        self._unmet = False  # whether something was saved since all ranks have found what there is
         self._place: Place | None = None  # of the checkpoint that is being made at this moment
 
     # -- what happens in a training, in order ------------------------------------------------------
@@ -149,6 +150,7 @@ class Session:
         output = trainer._get_output_dir(trial=trial)
         place = Place(Path(output).absolute(), trainer.state.global_step)
         tree = self._tree()
+        self._unmet = True
         with self._tolerance():
             self.run.meet(place.step)
             self._shelf.put()
@@ -194,16 +196,28 @@ class Session:
         self._shelf.put()
 
     def end(self) -> None:
-        """`close` where training ended well, on every rank: then all of them find the checkpoints.
+        """Training ended well: every rank finds the checkpoints, and another training may save beside them.
 
-        What fails here is raised once the others need not wait for this rank any more.
+        Callbacks that hear of it later may still save: what is watched stays so until `finish`.
         """
+        self._for_all(self._put_everything)
+
+    def finish(self) -> None:
+        """`close` where ``train()`` ended well, on every rank; all find what was saved since `end`, too."""
+        if self._unmet:
+            self._for_all(self.close)
+        else:
+            self.close()
+
+    def _for_all(self, act: Callable[[], None]) -> None:
+        """What fails is raised once the others need not wait for this rank any more."""
         problem: Exception | None = None
         try:
-            self.close()
+            act()
         except (DynaQuantError, OSError) as error:
             problem = error
         self.trainer.accelerator.wait_for_everyone()
+        self._unmet = False
         if problem is not None:
             raise problem
 
@@ -220,6 +234,12 @@ class Session:
             self.close()
         except Exception as error:  # noqa: BLE001 - training's own error is the one to tell
             logger.error("the last checkpoint is not there: %s", error)
+
+    def _put_everything(self) -> None:
+        try:
+            self.run.wait()
+        finally:
+            self._shelf.close()
 
     @contextmanager
     def _tolerance(self) -> Iterator[None]:
