@@ -86,7 +86,8 @@ class TrainerEvaluation:
                 yield from islice(whole, self._batches)
 
     def _loader(self, name: str | None) -> DataLoader[Any]:
-        return self._trainer.get_eval_dataloader(name)
+        loader: DataLoader[Any] = self._trainer.get_eval_dataloader(name)
+        return loader
 
 
 def unheard_of(trainer: Trainer, evaluate: Callable[..., Any]) -> Callable[..., Any]:

@@ -98,6 +98,10 @@ class Place:
         shutil.rmtree(old, ignore_errors=True)
         return True
 
+    def take_late(self) -> None:
+        """Puts into the checkpoint that has its name what came to where it was made since."""
+        _bring_along(self.making, self.final)
+
     def name_best(self, state: TrainerState, output: str, lost: Container[Place]) -> None:
         """Tells the Trainer's state the final name of the best checkpoint, this one or one that is there.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,18 @@ from dynaquant_transformers.bare import without_weights
 from dynaquant_transformers.callback import session_of
 from dynaquant_transformers.weights import adapters_of, hollow
 
-__all__ = ["save_files", "save_optimizer_and_scheduler"]
+__all__ = ["save_checkpoint", "save_files", "save_optimizer_and_scheduler"]
 
 Method = Callable[..., Any]
+
+
+def save_checkpoint(trainer: Trainer, native: Method, model: Any, trial: Any) -> None:
+    """``_save_checkpoint``, the Trainer's own: when it returns to a subclass, the checkpoint is made."""
+    session = session_of(trainer)
+    if session is None or not session.is_saving:
+        native(model, trial)
+    else:
+        session.write(partial(native, model, trial))
 
 
 def save_files(trainer: Trainer, native: Method, output_dir: Any = None, state_dict: Any = None) -> None:
