@@ -1,6 +1,7 @@
 """Who finds a checkpoint there as soon as it was saved: a subclass that copies or uploads it."""
 
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,6 +49,32 @@ def test_what_a_subclass_copies_after_a_save_is_the_whole_checkpoint(tmp_path, k
     again = trainer(tmp_path / "again", DynaQuantCallback(**EXACT), model=gpt(seed=9))
     again.train(resume_from_checkpoint=str(copied))
     assert everything(again) == everything(whole)
+
+
+class Notes(Trainer):
+    """Notes in the folder of which it has asked before what it sees there after a save."""
+
+    def _save_checkpoint(self, model, trial):
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+        (folder / "after").mkdir()
+        (folder / "after" / "note.txt").write_text("seen")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_a_subclass_puts_where_it_was_sent_before_is_part_of_the_checkpoint(
+    tmp_path, monkeypatch, links
+):
+    def refuses(*_, **__):
+        raise PermissionError("Operation not permitted")  # as a file system without hard links does
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuses)
+    trainer(tmp_path, DynaQuantCallback(**EXACT), kind=Notes, max_steps=4).train()
+    assert names(tmp_path) == {"checkpoint-2", "checkpoint-4"}
+    for step in (2, 4):
+        assert (tmp_path / f"checkpoint-{step}" / "after" / "note.txt").read_text() == "seen"
+        assert read_tree(tmp_path / f"checkpoint-{step}")["optimizer"]["state"]
 
 
 def test_a_save_that_failed_is_not_copied_and_training_goes_on(tmp_path, caplog):
