@@ -36,7 +36,10 @@ ProtectOption = Annotated[
     float | None, typer.Option("--protect", help="Share of weights in bfloat16 (dynaquant).")
 ]
 EmbeddingBinsOption = Annotated[
-    int | None, typer.Option("--embedding-bins", help="Centres of an embedding (dynaquant).")
+    int | None,
+    typer.Option(
+        "--embedding-bins", help="Centres of an embedding (dynaquant); default: as --bins, 16 at least."
+    ),
 ]
 MomentsOption = Annotated[
     str,

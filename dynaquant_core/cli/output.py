@@ -196,18 +196,20 @@ def times(raw: int, stored: int) -> str:
 
 
 def brief_config(config: Any) -> str:
-    """Its first setting, and those that are not as they come: one cell of a table.
+    """Its first setting, and those that are not as they come, or follow from it: one cell of a table.
 
     Example:
         >>> from dynaquant_core.config import Config
-        >>> brief_config(Config(bins=8, prune=0.2))
-        'bins=8 prune=0.2'
+        >>> brief_config(Config(bins=8, prune=0.2)), brief_config(Config(bins=8, embedding_bins=32))
+        ('bins=8 prune=0.2', 'bins=8 embedding_bins=32')
     """
-    if not dataclasses.is_dataclass(config):
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config_text(config)
-    settings = [(field, getattr(config, field.name)) for field in dataclasses.fields(config)]
-    told = settings[:1] + [(field, value) for field, value in settings[1:] if value != field.default]
-    return " ".join(f"{field.name}={value}" for field, value in told) or "-"
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    first = dict(list(settings.items())[:1])
+    bare = config.__class__(**first)
+    told = first | {name: value for name, value in settings.items() if value != getattr(bare, name)}
+    return " ".join(f"{name}={value}" for name, value in told.items()) or "-"
 
 
 def config_text(config: Any) -> str:

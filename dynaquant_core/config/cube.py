@@ -16,6 +16,10 @@ __all__ = ["MAX_BINS", "Bins", "Config", "DynaQuantOptions", "Metric", "PruneSco
 
 MAX_BINS = 64
 
+#: Centres of embeddings where a point does not say: as of other tensors, and not fewer; beyond codebooks, the
+#: first of their axis.
+LEAST_OF_EMBEDDINGS, FIRST_OF_EMBEDDINGS = 16, 32
+
 Metric = Literal["magnitude", "sensitivity"]
 PruneScope = Literal["layer_type", "tensor", "global"]
 Bins = int | Literal["bf16", "exact"]
@@ -40,24 +44,28 @@ class Config(FrozenSettings):
         prune: share of weights set to zero, in [0, 1), by ``prune_metric`` within a layer type.
         protect: share of weights kept in bfloat16 by magnitude and again by sensitivity, in [0, 1).
         prune_metric: ``"magnitude"`` |w| or ``"sensitivity"`` |g w| (needs gradients).
-        embedding_bins: centres for embeddings, which are never pruned (ignored beyond the cube).
+        embedding_bins: centres for embeddings, which are never pruned (ignored beyond the cube); None: as
+            many as ``bins``, 16 at least.  A point that was made holds the number.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.
 
     Example:
-        >>> Config(bins=8, prune=0.2).protect
-        0.0005
+        >>> Config(bins=8, prune=0.2).protect, Config(bins=24).embedding_bins, Config(bins=8).embedding_bins
+        (0.0005, 24, 16)
     """
 
     bins: Bins = 16
     prune: float = 0.0
     protect: float = 0.0005
     prune_metric: Metric = "magnitude"
-    embedding_bins: int = 32
+    embedding_bins: int | None = None
 
     def __post_init__(self) -> None:
         require_bins("Config", "bins", self.bins, ("bf16", "exact"))
+        if self.embedding_bins is None:
+            same = max(self.bins, LEAST_OF_EMBEDDINGS) if isinstance(self.bins, int) else FIRST_OF_EMBEDDINGS
+            object.__setattr__(self, "embedding_bins", same)
         require_bins("Config", "embedding_bins", self.embedding_bins, ())
         require_number("Config", "prune", self.prune, 0.0, 1.0, open_high=True)
         require_number("Config", "protect", self.protect, 0.0, 1.0, open_high=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dynaquant_core.errors import DynaQuantError
-from dynaquant_core.plugins.agreement import ranks, require_all_well, tell_commit
+from dynaquant_core.plugins.agreement import deadline, ranks, require_all_well, tell_commit
 from dynaquant_core.plugins.deciding import Chosen, Decider
 from dynaquant_core.plugins.folder import copy_checkpoint, remove_folder, replacing
 from dynaquant_core.plugins.line import Line
@@ -28,6 +28,7 @@ from dynaquant_core.plugins.watched import Models, Optimizers, Watched
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.saving import Sealed
 from dynaquant_core.training.disabled import DISABLE, is_disabled
+from dynaquant_core.training.early import look_at_threads
 from dynaquant_core.training.resume import search_state
 from dynaquant_core.training.tolerance import told
 
@@ -70,6 +71,8 @@ class PluginRun:
         report: Callable[[CheckpointInfo], None] | None = None,
     ) -> None:
         self.enabled = not is_disabled()
+        look_at_threads()
+        deadline()  # said now where the environment has a wrong one, not after hours
         self.last: CheckpointInfo | None = None
         self._framework, self._versions = framework, versions_of(framework)
         self._report = report

@@ -19,7 +19,7 @@ __all__ = ["decode_blocks", "encode_blocks"]
 Array = NDArray[Any]
 inline = numba.njit(nogil=True, inline="always")
 
-BLOCK = 256
+BLOCK, DRAWN_TOGETHER = 256, 32
 MAGNITUDE, MANTISSA, INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7FFFFF), np.uint32(0x7F800000)
 NORMAL, OCTAVE, ONE = np.uint32(0x800000), np.uint32(23), np.uint32(1)
 ZERO = -(1 << 40)  # below the level of any number
@@ -27,7 +27,7 @@ ZERO = -(1 << 40)  # below the level of any number
 
 @inline
 def fine_level(bits: Any, first: Array, split: Array) -> Any:
-    """log2 of a positive float's magnitude in 64ths of an octave, rounded; `ZERO` for zero."""
+    """log2 of a positive float's magnitude in 64ths of an octave, as the tables say; `ZERO` for zero."""
     magnitude = np.int64(bits) & 0x7FFFFFFF
     if magnitude == 0:
         return ZERO
@@ -58,8 +58,10 @@ def span(bits: Array) -> Any:
 
 
 @kernel
-def code_block(bits: Array, bounds: Array, octave: Any, away: Any, middle: Any, codes: Array) -> None:
-    """Codes a block of normal numbers and zeros, signed where ``middle`` is not 0.
+def code_part(
+    bits: Array, start: Any, stop: Any, bounds: Array, octave: Any, away: Any, middle: Any, codes: Array
+) -> None:
+    """Codes normal numbers and zeros from one place to another, signed where ``middle`` is not 0.
 
     A code is ``octave`` steps for each octave and one for each of ``bounds`` uint32[8] below the mantissa (a
     vector instruction each), plus ``away``; all int32.
@@ -67,7 +69,7 @@ def code_block(bits: Array, bounds: Array, octave: Any, away: Any, middle: Any, 
     b0, b1, b2, b3 = bounds[0], bounds[1], bounds[2], bounds[3]
     b4, b5, b6, b7 = bounds[4], bounds[5], bounds[6], bounds[7]
     least = np.int32(0) if middle else np.int32(1)
-    for i in range(np.uint64(bits.size)):
+    for i in range(np.uint64(start), np.uint64(stop)):
         word = bits[i]
         magnitude, mantissa = np.uint32(word & MAGNITUDE), np.uint32(word & MANTISSA)
         passed = np.int32(mantissa >= b0) + np.int32(mantissa >= b1) + np.int32(mantissa >= b2)
@@ -78,27 +80,49 @@ def code_block(bits: Array, bounds: Array, octave: Any, away: Any, middle: Any, 
         codes[i] = np.uint8(middle - code if word > MAGNITUDE else middle + code)
 
 
+@inline
+def above(bits: Any, begins: Array) -> Any:
+    """The lowest level that a normal number is not above."""
+    level, mantissa = 8 * (np.int64(bits >> OCTAVE) - 127), np.uint32(bits & MANTISSA)
+    for j in range(8):
+        level += mantissa > begins[j]
+    return level
+
+
+@inline
+def spanning(depth: Any, drawn: bool, reach: int, least: int, most: int) -> Any:
+    """log2 of the smallest step, in levels, whose codes reach so many fine levels down; drawn, one more."""
+    step = least
+    while step < most and (depth + ((8 if drawn else 4) << step) - 1) >> (3 + step) > reach - 1:
+        step += 1
+    return step
+
+
 @kernel
 def encode_blocks(
     bits: Array,
     first: Array,
     split: Array,
-    boundaries: Array,
+    borders: Array,
+    begins: Array,
     signed: bool,
     reach: int,
     least: int,
     most: int,
-    bounds: Array,
+    draws: Array,
+    falls: Array,
     codes: Array,
     scales: Array,
 ) -> int:
     """Codes ``bits`` uint32[n] block by block; returns how many values cannot be coded.
 
-    ``first`` int64[128], ``split`` uint32[128] and ``boundaries`` uint32[64] as in `blocks.fine_levels`;
-    ``reach``, ``least`` and ``most`` as in `blocks.Steps`; ``bounds`` uint32[8] is scratch; ``codes``
-    uint8[n]; ``scales`` int16, one a block.
+    ``first`` int64[128], ``split`` uint32[128], ``borders`` uint32[4, 1024, 8] and ``begins`` uint32[8] as in
+    `blocks.Fine`; ``reach``, ``least`` and ``most`` as in `blocks.Steps`; ``draws`` uint16, one for each 32
+    values, or none: then each goes to the nearest step; ``falls`` uint16[5, 4096] as in `blocks.fall_table`;
+    ``codes`` uint8[n]; ``scales`` int16, one a block.
     """
     bad = 0
+    drawn = draws.size > 0
     middle = reach + 1 if signed else 0
     for block in range(scales.size):
         start, stop = block * BLOCK, min((block + 1) * BLOCK, bits.size)
@@ -107,30 +131,32 @@ def encode_blocks(
             for i in range(start, stop):
                 magnitude = bits[i] & MAGNITUDE
                 bad += magnitude >= INFINITE or (not signed and magnitude != 0 and bits[i] > MAGNITUDE)
-        highest = lowest = 0
+        lowest, top = 0, 0
         if largest != 0:
-            highest = fine_level(largest, first, split)
             lowest = fine_level(np.uint32(smallest + ONE), first, split)
-        top = (highest + 4) >> 3
-        step = least
-        while step < most and ((top * 8 - lowest + (4 << step)) >> (3 + step)) > reach - 1:
-            step += 1
+            top = (fine_level(largest, first, split) + (7 if drawn else 4)) >> 3
+            if drawn and largest >= NORMAL:  # the others are too coarse for it to matter
+                top = above(largest, begins)
+        step = spanning(top * 8 - lowest, drawn, reach, least, most)
         scales[block] = top * 16 + (8 if signed else 0) + step
-        # A value of fine level f is (half - f) >> (3 + step) steps below the top.
-        half = top * 8 + (4 << step)
-        if step <= 3 and smallest + ONE >= NORMAL:
-            for j in range(8):  # the fine levels of an octave at which that shift gives one less
-                bounds[j] = (
-                    boundaries[(half & ((8 << step) - 1)) + (j << (3 + step))] if j < 8 >> step else NORMAL
-                )
-            octave, away = np.int32(8 >> step), np.int32(reach - (half >> (3 + step)) - 127 * (8 >> step))
-            code_block(bits[start:stop], bounds, octave, away, np.int32(middle), codes[start:stop])
-            continue
-        for i in range(start, stop):
-            level, code = fine_level(bits[i], first, split), 0
-            if level != ZERO:
-                code = max(0 if signed else 1, reach - ((half - level) >> (3 + step)))
-            codes[i] = middle - code if signed and bits[i] > MAGNITUDE else middle + code
+        fast = step <= 3 and smallest + ONE >= NORMAL
+        length = DRAWN_TOGETHER if drawn else BLOCK
+        for at in range(start, stop, length):
+            end = min(at + length, stop)
+            # What lies so far below a step, in 1024ths of an octave, or further, falls to the next.
+            fall = np.int64(falls[step, draws[at // DRAWN_TOGETHER]]) if drawn else np.int64((64 << step) + 1)
+            if fast:
+                half = top * 128 + (128 << step) - fall
+                away = np.int32(reach - (half >> (7 + step)) - 127 * (8 >> step))
+                bounds = borders[step, half & ((128 << step) - 1)]
+                code_part(bits, at, end, bounds, np.int32(8 >> step), away, np.int32(middle), codes)
+                continue
+            half = top * 8 + (8 << step) - max(1, (fall + 15 - 8 * drawn) >> 4)
+            for i in range(at, end):
+                level, code = fine_level(bits[i], first, split), 0
+                if level != ZERO:
+                    code = max(0 if signed else 1, reach - ((half - level) >> (3 + step)))
+                codes[i] = middle - code if signed and bits[i] > MAGNITUDE else middle + code
     return bad
 
 

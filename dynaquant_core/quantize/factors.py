@@ -71,11 +71,12 @@ def factor_scale_count(shape: Sequence[int]) -> int:
     return sum(map(blocks.scale_count, matrix_shape(shape)))
 
 
-def encode_product(tensor: Tensor) -> Factors:
+def encode_product(tensor: Tensor, key: int | None = None) -> Factors:
     """Rows and columns of a tensor without negative values.
 
     Args:
         tensor: finite, floating, any shape and device, no value below zero.
+        key: as of `blocks.encode`.
 
     Returns:
         (codes uint8[rows + columns], scales int16[`factor_scale_count`]), rows first.
@@ -88,7 +89,9 @@ def encode_product(tensor: Tensor) -> Factors:
         True
     """
     rows, columns = means_of(matrix_of(tensor))
-    return coded_pair(rows, columns)
+    columns = decoded_vector(*encoded_vector(columns))
+    # Under the columns as decoded: of what was restored, rows are then what they were.
+    return coded_pair(rows / (columns.mean() or 1.0), columns, key)
 
 
 def decode_product(codes: NDArray[np.uint8], scales: NDArray[np.int16], out: Tensor) -> None:
@@ -136,15 +139,15 @@ def step_energy(tensor: Tensor, codes: NDArray[np.uint8], scales: NDArray[np.int
     return total / max(1, int(np.count_nonzero(values)))
 
 
-def encode_mean(tensor: Tensor) -> Factors:
-    """The mean of a tensor without negative values: one code and one scale.
+def encode_mean(tensor: Tensor, key: int | None = None) -> Factors:
+    """The mean of a tensor without negative values: one code and one scale; ``key`` as of `blocks.encode`.
 
     Example:
         >>> codes, scales = encode_mean(torch.tensor([1.0, 3.0]))
         >>> codes.size, scales.size
         (1, 1)
     """
-    return encoded_vector(means_of(matrix_of(tensor))[0].mean(keepdims=True))
+    return encoded_vector(means_of(matrix_of(tensor))[0].mean(keepdims=True), key)
 
 
 def matrix_of(tensor: Tensor) -> Array:
@@ -164,16 +167,20 @@ def means_of(values: Array) -> tuple[Array, Array]:
     return rows, columns / total if total > 0 else columns
 
 
-def coded_pair(rows: Array, columns: Array) -> Factors:
-    """Codes and scales of the rows, then of the columns."""
-    pairs = [encoded_vector(rows), encoded_vector(columns)]
+def coded_pair(rows: Array, columns: Array, key: int | None = None) -> Factors:
+    """Codes and scales of the rows, then of the columns.
+
+    Rows are drawn where there is a key: they rise and fall with the whole tensor.  Columns, which are shares
+    of it, stay about what they are, and to the nearest step they stay it exactly.
+    """
+    pairs = [encoded_vector(rows, key), encoded_vector(columns)]
     return np.concatenate([codes for codes, _ in pairs]), np.concatenate([scales for _, scales in pairs])
 
 
-def encoded_vector(values: Array) -> Factors:
-    """Codes and scales of positive values, what is beyond float32 as its largest."""
+def encoded_vector(values: Array, key: int | None = None) -> Factors:
+    """Codes and scales of positive values, what is beyond float32 as its largest; ``key`` as there."""
     largest = float(np.finfo(np.float32).max)
-    return blocks.encode(torch.from_numpy(np.minimum(values, largest)), signed=False)
+    return blocks.encode(torch.from_numpy(np.minimum(values, largest)), signed=False, key=key)
 
 
 def decoded_vector(codes: NDArray[np.uint8], scales: NDArray[np.int16]) -> Array:

@@ -7,6 +7,7 @@ methods.
 
 from __future__ import annotations
 
+from dynaquant_core.state.affine import affine_names
 from dynaquant_core.state.aliases import bare_name, copies_of
 from dynaquant_core.state.digest import digest_of
 from dynaquant_core.state.given import given_names
@@ -41,6 +42,7 @@ __all__ = [
     "TensorSpec",
     "Tree",
     "address_of",
+    "affine_names",
     "assign_roles",
     "bare_name",
     "bytes_of",

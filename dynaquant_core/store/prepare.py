@@ -20,6 +20,7 @@ from dynaquant_core.store.meta import LIMIT
 from dynaquant_core.store.models import buffer_names, frozen_names, parameters_of, stand_in_names
 from dynaquant_core.store.names import whole_step
 from dynaquant_core.store.parts import Base, Division, Known, Settings, divide
+from dynaquant_core.store.rounding import with_rounded_vectors
 from dynaquant_core.store.saving import Saving, Sealed
 
 __all__ = ["Prepared", "prepare"]
@@ -87,7 +88,9 @@ def prepare(
     # A candidate of one would be written over the other, and no reader gets both.
     kept |= overlapping({leaf.name: leaf.tensor for leaf in tree.leaves if _is_live(leaf)})
     known = Known(kept, frozen_names(tensors, model), parameters_of(model), tuple(optimizers))
-    division = divide(tree, settings, method_for_config(config, settings.weights), known)
+    method = method_for_config(config, settings.weights)
+    tree = with_rounded_vectors(tree, config, method, kept, settings.exact)
+    division = divide(tree, settings, method, known)
     hints = hints_for(division.tensors.get("weights", {}), division.roles, gradients, model, division.owned)
     return Prepared(step, tree, division, hints)
 

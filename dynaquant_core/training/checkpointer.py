@@ -25,7 +25,7 @@ from dynaquant_core.training.answer import Answer
 from dynaquant_core.training.begun import Begun
 from dynaquant_core.training.choice import Chooser, Promise, manager_for
 from dynaquant_core.training.disabled import is_disabled
-from dynaquant_core.training.early import look_at_folder, look_at_subject, warn_of_unsavable
+from dynaquant_core.training.early import look_at_folder, look_at_subject, look_at_threads, warn_of_unsavable
 from dynaquant_core.training.evaluation import Evaluation
 from dynaquant_core.training.gradients import GradientCollector
 from dynaquant_core.training.names import parameter_names
@@ -38,6 +38,7 @@ from dynaquant_core.training.stepping import Stepping
 from dynaquant_core.training.subject import Stateful, Subject
 from dynaquant_core.training.tolerance import told
 from dynaquant_core.training.turns import Turns
+from dynaquant_core.training.untold import Untold
 from dynaquant_core.training.worker import Worker, await_all
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ class Checkpointer:
         on_error: whether a save that fails raises ("raise") or is logged ("warn"); training is untouched
             either way.
         save_on: signals, such as ``("SIGTERM",)``, after which the next `step` saves and waits for the
-            commit, or the end of the ``with`` block, if there was a `step` or `save` before.  The process is
-            not ended: look at `requested_by`.  Main thread only.  Forked children (data loaders) do not
-            inherit it.
+            commit, or the end of the ``with`` block, by an error too, if there was a `step` or `save` before.
+            The process is not ended: look at `requested_by`.  Main thread only.  Forked children (data
+            loaders) do not inherit it.
 
     Raises:
-        ConfigError: an argument is of the wrong type or out of range.
+        ConfigError: an argument, or DYNAQUANT_THREADS, is of the wrong type or out of range.
         NotAStoreError: ``path`` is a file.
 
     Example:
@@ -136,6 +137,7 @@ class Checkpointer:
         require_number("Checkpointer", "window", window, 0, math.inf, open_high=True)
         self._subject = Subject(model, optimizer, scheduler, scaler, extra or {})
         look_at_subject(self._subject)
+        look_at_threads()
         self._schedule = parse_every(every)
         self._searches = evaluate is not None
         beside = [part for part in (extra or {}).values() if isinstance(part, nn.Module)]
@@ -171,9 +173,9 @@ class Checkpointer:
         )
         self._worker: Worker[CheckpointInfo] = Worker(self.store.path)
         self._answer = Answer(signals, self._worker)
-        parts = (self._subject, self._chooser, self._collector, self._worker, self._begun)
-        saver = Saver(self.store, *parts)
-        self._saves = Saves(self.store, saver, self._worker, self._answer, raises=on_error == "raise")
+        saver = Saver(self.store, self._subject, self._chooser, self._collector, self._worker, self._begun)
+        untold = Untold(self._stepping)
+        self._saves = Saves(self.store, saver, self._worker, self._answer, untold, raises=on_error == "raise")
         self._look_ahead()
 
     @property
@@ -221,7 +223,7 @@ class Checkpointer:
         """
         self._require_open()
         with self._turn:
-            self._require_alone()
+            self._turns.require_none()
             self.wait()
             await_all(self.store.path)
             found: list[int] = []
@@ -245,7 +247,7 @@ class Checkpointer:
             self._completed += 1
             self._begun.now()  # where no optimizer has told of the step
             self._schedule.advance(self._completed)
-            for save in self._stepping.waiting():
+            for save in self._stepping.tell():
                 self._turns.take(save)
             if not self._saves.answer(self._completed, self.save):
                 with told(raises=self._saves.raises):
@@ -259,13 +261,13 @@ class Checkpointer:
             self._look_ahead()
 
     def save(self, *, threshold: float | None = None) -> None:
-        """Saves the state as it is, due or not; when this returns, the state may change again.
+        """Saves the state as that of the last `step`, due or not; when this returns, it may change again.
 
         In the middle of another save, where a signal's handler may be, the model holds a candidate: the save
         follows when the other has ended, however it ends, and `close` follows that.  The handler may raise
         SystemExit: the process ends when the checkpoint is committed.  It must not call ``os._exit``.
         In the middle of an optimizer's step, where half of the weights have moved, the next `step` makes the
-        save, and nobody if the process ends before.
+        save, and nobody if the process ends before; where a handler asks between the two, `close` does then.
         In the middle of `restore` it follows too, and is left out where a checkpoint was put back, which the
         store has, or in part only.
 
@@ -275,7 +277,8 @@ class Checkpointer:
 
         Raises:
             ConfigError: ``threshold`` is no share, or there is no ``evaluate`` to measure with.
-            SaveError: the save before failed in the background; nothing was saved now.
+            SaveError: the save before failed in the background, or an optimizer's step ended in an error (as
+                by Ctrl-C); nothing was saved now.
             EvaluationError: evaluate failed; an exact checkpoint was committed instead.
             StoreNotEmptyError: the folder holds another run's checkpoints and none was restored.
             NotAStoreError: it held other files and no checkpoint when this object was made, and still does.
@@ -286,14 +289,12 @@ class Checkpointer:
         self._require_open()
         if threshold is not None:
             require_threshold("Checkpointer", threshold)
-            require(
-                self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure with."
-            )
+            require(self._searches, "Checkpointer: a threshold to save within takes evaluate= to measure.")
         with self._turn:
-            stepping = not self._turns.busy and self._stepping.under_way
-            follows = self._turns.busy or stepping
-            take = self._stepping.postpone if stepping else self._turns.take
-            take(partial(self._save, threshold, again=not follows or threshold is not None))
+            waits = not self._turns.busy and self._stepping.must_wait
+            follows = self._turns.busy or waits
+            save = partial(self._save, threshold, again=not follows or threshold is not None)
+            self._stepping.postpone(save, self.close) if waits else self._turns.take(save)
 
     def _save(self, threshold: float | None, *, again: bool) -> None:
         try:
@@ -328,6 +329,8 @@ class Checkpointer:
             return
         with self._turn:
             try:
+                for save in self._stepping.left():
+                    self._turns.take(save)
                 while self._worker.busy and not self._turns.busy:  # a handler may save, which follows
                     self._turns.take(partial(await_all, self.store.path))
             finally:
@@ -355,7 +358,7 @@ class Checkpointer:
         if kind is not None:  # the loop's own error is the one to see; a failed save goes to the log
             self._saves.raises = False
         try:
-            if kind is None and self._process == os.getpid():
+            if not self._closed and self._process == os.getpid():
                 self._saves.answer(self._completed, self.save, last=True)
         finally:
             self.close()
@@ -376,6 +379,7 @@ class Checkpointer:
         self._chooser.manager = manager_for(self.store.method)
         self._collector.spare = spares_gradients(self.store.method)
         self._begun.again()
+        self._stepping.restored()
         self._begin_interval()
         logger.info("restored step %d from %s", resumed.step, self.store.path)
         return resumed.step
@@ -391,10 +395,3 @@ class Checkpointer:
     def _require_open(self) -> None:
         if self._closed:
             raise SaveError("the Checkpointer is closed; make a new one to go on.")
-
-    def _require_alone(self) -> None:
-        if self._turns.busy:
-            raise SaveError(
-                "restore() was called in the middle of a save or of another restore(), as by a signal's "
-                "handler; call it when that has ended."
-            )

@@ -12,6 +12,7 @@ from dynaquant_core.errors import ConfigError, DynaQuantError
 from dynaquant_core.state import flatten
 from dynaquant_core.state.compressed import is_compressed
 from dynaquant_core.store.catalogue import Catalogue
+from dynaquant_core.threads import thread_count
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.disabled import DISABLE
 from dynaquant_core.training.names import canonical_name, parameter_names
@@ -19,7 +20,7 @@ from dynaquant_core.training.optimizers import is_sharded
 from dynaquant_core.training.subject import Subject
 from dynaquant_core.training.whole import require_whole
 
-__all__ = ["look_at_folder", "look_at_subject", "warn_of_unsavable"]
+__all__ = ["look_at_folder", "look_at_subject", "look_at_threads", "warn_of_unsavable"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,15 @@ def look_at_folder(folder: Path, *, enabled: bool) -> None:
         logger.warning("%s is set: nothing is saved to %s", DISABLE, folder)
     elif Catalogue(folder).holds_strangers_only():
         logger.warning("%s holds other files: the first save into it will be refused", folder)
+
+
+def look_at_threads() -> None:
+    """How many threads a save may use.
+
+    Raises:
+        ConfigError: ``DYNAQUANT_THREADS`` is no number of them.
+    """
+    thread_count()
 
 
 def _require_whole(subject: Subject) -> None:

@@ -11,6 +11,7 @@ from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.answer import Answer
 from dynaquant_core.training.saver import Saver
 from dynaquant_core.training.tolerance import told
+from dynaquant_core.training.untold import Untold
 from dynaquant_core.training.worker import Worker
 
 __all__ = ["Saves"]
@@ -26,6 +27,7 @@ class Saves:
         saver: makes one.
         worker: of the saver.
         answer: to signals.
+        untold: of the optimizers' steps.
         raises: whether a save that fails raises or is logged.
 
     Attributes:
@@ -43,6 +45,7 @@ class Saves:
         saver: Saver,
         worker: Worker[CheckpointInfo],
         answer: Answer,
+        untold: Untold,
         *,
         raises: bool,
     ) -> None:
@@ -55,6 +58,7 @@ class Saves:
         self._saver = saver
         self._worker = worker
         self._answer = answer
+        self._untold = untold
 
     def make(self, step: int, threshold: float | None, *, again: bool) -> None:
         """Saves the state as it is.
@@ -65,7 +69,7 @@ class Saves:
             again: whether also where that step was saved or restored last.
 
         Raises:
-            SaveError: the save before failed in the background.
+            SaveError: the save before failed in the background, or the state is half of a step.
             StoreNotEmptyError: the folder is not this run's.
             EvaluationError: evaluate failed; an exact checkpoint was committed.
             DynaQuantError: this one failed.
@@ -75,17 +79,10 @@ class Saves:
         if self.misfit and not again:
             logger.warning("a save was asked for in a restore() that did not end well, and is not made")
             return
-        self.step, self.moved = None, True
+        self.moved = True
         with told(raises=self.raises):
-            self._worker.wait()
-        with told(raises=self.raises):
-            self._require_own_folder()
-            try:
-                self._saver.save(step, threshold)
-            except EvaluationError:  # an exact checkpoint is there
-                self.step, self._own = step, True
-                raise
-            self.step, self._own = step, True
+            self._untold.look(step)
+            self._make(step, threshold)
 
     def restored(self, step: int | None) -> None:
         """Tells that a checkpoint was put back; None: there was none yet."""
@@ -134,6 +131,18 @@ class Saves:
             logger.warning("no checkpoint can be saved while this is so: %s", error)
         except DynaQuantError:  # a disk that does not answer: for the save to tell, if it still is so then
             return
+
+    def _make(self, step: int, threshold: float | None) -> None:
+        self.step = None
+        with told(raises=self.raises):
+            self._worker.wait()
+        self._require_own_folder()
+        try:
+            self._saver.save(step, threshold)
+        except EvaluationError:  # an exact checkpoint is there
+            self.step, self._own = step, True
+            raise
+        self.step, self._own = step, True
 
     def _require_own_folder(self) -> None:
         if self.misfit:

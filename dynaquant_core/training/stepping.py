@@ -1,10 +1,13 @@
-"""Saves that a signal's handler asks for in the middle of an optimizer's step wait for its end.
+"""What optimizers have done since the run was last told of a step, and the saves that wait for it.
 
-Some weights have been moved there and others not, and some moments: no step of any run has such a state.
+In the middle of an optimizer's step some weights have been moved and others not, and some moments: no step of
+any run has such a state.  Between its end and the call that tells of it the state is a whole one, but of a
+step whose number, scheduler and scaler are still those of the step before.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import threading
@@ -15,7 +18,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from dynaquant_core.hooks import OwnedHooks, has_hooks, untraced
+from dynaquant_core.hooks import OwnedHooks, has_hooks, untraced, watched
+from dynaquant_core.training.handlers import in_handler
 
 __all__ = ["Stepping"]
 
@@ -23,12 +27,22 @@ logger = logging.getLogger(__name__)
 
 Save = Callable[[], None]
 
+#: Names of the code in whose frame an optimizer's step runs: its own, and torch's around it.
+STEPS = ("step", "wrapper")
+#: Torch's compiler has names of its own for what follows a break in either.
+RESUMED = "torch_dynamo_resume_in_"
+
 
 class Stepping:
-    """Knows whether a step of some optimizers is under way, and keeps the saves that wait for its end.
+    """Watches the steps of some optimizers, and keeps the saves that wait for the end of one.
 
     Args:
-        optimizers: whose steps are watched.
+        optimizers: whose steps are watched, or those of what they wrap.
+
+    Attributes:
+        moved: whether an optimizer has begun a step that nobody has told of yet.
+        told: whether anybody ever told of one.
+        unheard: steps that were told of since one of the optimizers took any; 0 where that cannot be known.
 
     Example:
         >>> import torch
@@ -37,17 +51,26 @@ class Stepping:
         >>> stepping.under_way
         False
         >>> optimizer.step(lambda: done.append(stepping.under_way))
-        >>> done
-        [True]
+        >>> done, stepping.moved
+        ([True], True)
+        >>> stepping.tell()
+        []
+        >>> stepping.moved
+        False
     """
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         optimizers = list(optimizers)
-        self._inside: int | None = None  # the thread in which a step has begun
-        self._waiting: list[Save] = []
+        self.moved = self.told = False
+        self.unheard = 0
+        self._open: dict[int, int] = {}  # optimizers whose step has begun and not ended -> thread
+        self._waiting: list[tuple[Save, bool]] = []  # and whether the state was a whole one
+        self._at_end: Callable[[], None] | None = None
         me = weakref.ref(self)
         begins, ends = untraced(_telling(me, begins=True)), untraced(_telling(me, begins=False))
-        seen = [optimizer for optimizer in optimizers if has_hooks(optimizer)]
+        inner = [one for one in map(watched, optimizers) if one is not None]
+        seen = list({id(optimizer): optimizer for optimizer in inner}.values())
+        self._hears_all = bool(optimizers) and len(inner) == len(optimizers)
         # A wrapper without hooks may have more to do when the step of the one that it wraps has ended.
         self._silent = [weakref.ref(optimizer) for optimizer in optimizers if not has_hooks(optimizer)]
         handles = [optimizer.register_step_pre_hook(begins) for optimizer in seen]
@@ -58,7 +81,7 @@ class Stepping:
     def under_way(self) -> bool:
         """Whether a step has begun that has not ended, not even in an error: its frame is still there."""
         frames = sys._current_frames()
-        if self._inside is not None and _any_below(frames.get(self._inside), _is_optimizer):
+        if any(_any_below(frames.get(thread), _is_optimizer) for thread in set(self._open.values())):
             return True
         silent = [optimizer() for optimizer in self._silent]
 
@@ -67,40 +90,99 @@ class Stepping:
 
         return bool(silent) and any(_any_below(frame, is_silent) for frame in frames.values())
 
-    def postpone(self, save: Save) -> None:
-        """Keeps a save for when the step is complete."""
-        self._waiting.append(save)
-        logger.warning(
-            "a save was asked for in the middle of an optimizer's step: step() makes it when that is "
-            "complete, and nobody if the process ends before (save_on= asks without ending it)"
-        )
+    @property
+    def broken_off(self) -> bool:
+        """Whether a step ended in an error, and since then none of that optimizer, nor was anything told."""
+        return bool(self._open) and not self.under_way
 
-    def waiting(self) -> list[Save]:
+    @property
+    def must_wait(self) -> bool:
+        """Whether a save that is asked for now has to wait for `tell`.
+
+        That is in the middle of a step, and where a handler asks before a loop has told of it.  A loop that
+        asks there itself has its reasons; so has one that never tells.
+        """
+        return self.under_way or (self.moved and self.told and in_handler())
+
+    def postpone(self, save: Save, at_end: Callable[[], None]) -> None:
+        """Keeps a save for when the step is complete.
+
+        Args:
+            save: makes it.
+            at_end: to be called where the process ends before; it asks for what is `left`.
+        """
+        half = self.under_way
+        self._waiting.append((save, not half))
+        if half:
+            logger.warning(
+                "a save was asked for in the middle of an optimizer's step: step() makes it when that is "
+                "complete, and nobody if the process ends before (save_on= asks without ending it)"
+            )
+            return
+        logger.info("a save was asked for between an optimizer's step and step(), which makes it")
+        if self._at_end is None:
+            self._at_end = at_end
+            atexit.register(at_end)
+
+    def tell(self) -> list[Save]:
         """Tells that the step is complete; the saves that waited for it, in order, are the caller's now.
 
         Whoever says so in a hook of the optimizer may be called before ours.
         """
-        self._inside = None
-        saves, self._waiting = self._waiting, []
-        return saves
+        self.unheard = 0 if self.moved or not self._hears_all else self.unheard + 1
+        self.told = True
+        self._forget_step()
+        return [save for save, _ in self._taken()]
 
-    def close(self) -> None:
-        """Takes the hooks off; saves that wait are told in the log."""
-        self._hooks.remove()
-        if self.waiting():
+    def restored(self) -> None:
+        """Tells that the state is a checkpoint's, whatever was being made of it."""
+        self.unheard = 0
+        self._forget_step()
+
+    def left(self) -> list[Save]:
+        """The saves that nobody will tell of a step for, and that are to be made of the state as it is.
+
+        Those that found half of a step are told in the log.
+        """
+        half = bool(self._open)
+        waiting = self._taken()
+        whole = [save for save, whole in waiting if whole and not half]
+        if len(whole) < len(waiting):
             logger.warning(
                 "a save that waited for the end of an optimizer's step was not made: none followed"
             )
+        return whole
 
-    def tell(self, *, begins: bool) -> None:
-        """Tells that a step begins or has ended, on this thread."""
-        self._inside = threading.get_ident() if begins else None
+    def close(self) -> None:
+        """Takes the hooks off."""
+        self._hooks.remove()
+
+    def hear(self, optimizer: Optimizer, *, begins: bool) -> None:
+        """Tells that a step of an optimizer begins or has ended, on this thread."""
+        if begins:
+            self.moved = True
+            self._open[id(optimizer)] = threading.get_ident()
+        else:
+            self._open.pop(id(optimizer), None)
+
+    def _forget_step(self) -> None:
+        self.moved = False
+        self._open.clear()
+
+    def _taken(self) -> list[tuple[Save, bool]]:
+        if self._at_end is not None:
+            atexit.unregister(self._at_end)
+            self._at_end = None
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
 
 def _any_below(frame: FrameType | None, found: Callable[[object], bool]) -> bool:
-    """Whether a method of such an object runs in a frame, or in one that has called it."""
+    """Whether the step of such an object runs in a frame, or in one that has called it."""
     while frame is not None:
-        if found(frame.f_locals.get("self")):
+        name = frame.f_code.co_name
+        # Asking a frame for its locals has it keep them until it ends: a loop's would hold a batch's graph.
+        if (name in STEPS or name.startswith(RESUMED)) and found(frame.f_locals.get("self")):
             return True
         frame = frame.f_back
     return False
@@ -113,9 +195,9 @@ def _is_optimizer(one: object) -> bool:
 def _telling(stepping: weakref.ref[Stepping], *, begins: bool) -> Callable[..., None]:
     """A hook that keeps nothing alive."""
 
-    def tell(*_: Any) -> None:
+    def tell(optimizer: Optimizer, *_: Any) -> None:
         held = stepping()
         if held is not None:
-            held.tell(begins=begins)
+            held.hear(optimizer, begins=begins)
 
     return tell

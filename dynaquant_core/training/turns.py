@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dynaquant_core.errors import SaveError
+
 __all__ = ["Turns"]
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,18 @@ class Turns:
         finally:
             if self._postponed:
                 self.take(self._postponed.popleft())
+
+    def require_none(self) -> None:
+        """Refuses a restore where a save, or another restore, is under way.
+
+        Raises:
+            SaveError: one is.
+        """
+        if self.busy:
+            raise SaveError(
+                "restore() was called in the middle of a save or of another restore(), as by a signal's "
+                "handler; call it when that has ended."
+            )
 
     @contextmanager
     def held(self) -> Iterator[None]:

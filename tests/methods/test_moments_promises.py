@@ -141,7 +141,7 @@ def test_names_that_say_nothing_are_kept_in_8_bits(policy):
     values = {"m": torch.randn(40, 50), "v": torch.rand(40, 50)}
     found = policy.decode(write(policy, values)[0], None).state()
     for name, exact in values.items():
-        assert ((found[name] - exact).abs() <= 0.051 * exact.abs()).float().mean() > 0.99
+        assert ((found[name] - exact).abs() <= 0.096 * exact.abs()).float().mean() > 0.99
 
 
 def test_a_second_moment_that_is_negative_keeps_its_sign(policy):

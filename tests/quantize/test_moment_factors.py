@@ -59,7 +59,7 @@ def test_a_product_comes_back_within_its_two_codes():
     generator = torch.Generator().manual_seed(0)
     rows, columns = (torch.exp(3 * torch.randn(count, generator=generator)) for count in (300, 200))
     exact = rows[:, None] * columns
-    assert (product(exact) / exact - 1).abs().max() < 0.11
+    assert (product(exact) / exact - 1).abs().max() < 0.14
 
 
 def test_the_mean_of_each_row_and_column_is_kept():

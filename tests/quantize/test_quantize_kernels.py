@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dynaquant_core.quantize import block_kernels, blocks, kernels
+from dynaquant_core.quantize import block_kernels, blocks, kernels, level_kernels
 from dynaquant_core.quantize.buckets import BitBuckets, LogBuckets
 from dynaquant_core.quantize.kmeans import kernels as kmeans_kernels
 from tests.reference import quantize_twins as twins
@@ -114,25 +114,47 @@ def test_codes_are_placed(codes, dtype):
     ),
     st.booleans(),
     st.sampled_from([blocks.EIGHT, blocks.FOUR]),
+    st.none() | st.integers(0, 2**64 - 1),
 )
-def test_blocks(values, signed, grid):
+def test_blocks(values, signed, grid, key):
     values = values if signed else np.abs(values)
     bits = values.view(np.uint32)
     count = blocks.scale_count(bits.size)
     codes, scales = np.zeros(bits.size, np.uint8), np.zeros(count, np.int16)
     steps = grid.signed if signed else grid.positive
-    given = bits, *blocks.FINE, signed, *steps, np.zeros(8, np.uint32)
+    fine = blocks.NEAREST if key is None else blocks.DRAWN
+    draws = blocks.NO_DRAWS if key is None else blocks.draws_of(key, bits.size)
+    given = bits, *fine, signed, *steps, draws, blocks.FALLS
     assert block_kernels.encode_blocks(*given, codes, scales) == 0
     out, levels = np.zeros(bits.size), blocks.level_table(blocks.torch.float64).numpy()
     block_kernels.decode_blocks(codes, scales, levels, grid.signed.reach, grid.positive.reach, out)
     for block in range(count):
         part = slice(256 * block, 256 * (block + 1))
-        expected, scale = twins.encode_block(bits[part], signed, *steps)
+        expected, scale = twins.encode_block(bits[part], signed, *steps, draws[8 * block : 8 * block + 8])
         assert scale == scales[block]
         assert (codes[part] == expected).all()
         wide = twins.decode_block(expected, scale, steps.reach)
         clipped = np.sign(wide) * np.clip(np.abs(wide), 2.0**-149, np.finfo(np.float32).max)
         np.testing.assert_array_equal(out[part], clipped)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 9)),
+    st.integers(0, 2**32 - 1),
+)
+def test_levels_of_a_product(values, seed):
+    """Whole and dyadic numbers, so that sums are exact in any order."""
+    generator = np.random.default_rng(seed)
+    rows, columns = (generator.integers(0, 4, size) / 2 for size in values.shape)
+    found = []
+    for fit in (level_kernels.fit_levels, twins.fit_levels):
+        made = np.zeros(values.shape, np.uint8), np.zeros(rows.size), np.zeros(columns.size)
+        fit(values, rows, columns, np.array([0.25, 1.0, 2.0]), *made)
+        found.append(made)
+    assert (found[0][0] == found[1][0]).all()
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-15)
+    np.testing.assert_allclose(found[0][2], found[1][2], rtol=1e-14)
 
 
 @pytest.mark.parametrize("size", [2, 3, 17, 64, 200])

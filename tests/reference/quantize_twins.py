@@ -77,22 +77,43 @@ def place(codes, table, protected, out):
 # -- block_kernels.py ----------------------------------------------------------------------------
 
 
-def fine_level(bits):
-    """log2 |x| in 64ths of an octave, rounded, by floating arithmetic instead of tables."""
+def fine_level(bits, up, count=64):
+    """log2 |x| in parts of an octave, by floating arithmetic instead of tables."""
     magnitude = np.abs(bits.view(np.float32).astype(np.float64))
-    return np.floor(64 * np.log2(magnitude) + 0.5).astype(np.int64)
+    return np.floor(count * np.log2(magnitude) + up).astype(np.int64)
 
 
-def encode_block(bits, signed, reach, least, most):
-    """(codes, scale) of one block of finite values."""
+def fall_of(draw, step):
+    """In 1024ths of an octave, how far below a step a value is that falls to the next."""
+    chances = (1 - 2.0 ** (-np.arange(128 << step) / 1024)) / (1 - 2.0 ** (-(2.0**step) / 8))
+    return (4096 * chances <= draw + 0.5).sum()
+
+
+def encode_block(bits, signed, reach, least, most, draws=None):
+    """(codes, scale) of one block of finite values, to the nearest step, or as was drawn for 32 each."""
     used = (bits & np.uint32(0x7FFFFFFF)) != 0
     level = np.zeros(bits.size, dtype=np.int64)
-    level[used] = fine_level(bits[used])
-    highest, lowest = (level[used].max(), level[used].min()) if used.any() else (0, 0)
-    top, step = (highest + 4) // 8, least
-    while step < most and (top * 8 - lowest + (4 << step)) // (8 << step) > reach - 1:
+    drawn = draws is not None and draws.size > 0
+    level[used] = fine_level(bits[used], 0.5 if drawn else 0)
+    magnitudes = bits[used] & np.uint32(0x7FFFFFFF)
+    lowest, top, step = 0, 0, least
+    if used.any():
+        lowest, highest = level[used].min(), level[used].max()
+        top = -(-highest // 8) if drawn else (highest + 4) // 8
+        if drawn and magnitudes.max() >= 0x800000:
+            steps = (2.0 ** (np.arange(-126 * 8, 1024) / 8)).astype(np.float32).view(np.uint32)
+            top = int(np.searchsorted(steps, magnitudes.max())) - 126 * 8
+    more = 8 if drawn else 4
+    while step < most and (top * 8 - lowest + (more << step) - 1) // (8 << step) > reach - 1:
         step += 1
-    down = (top * 8 - level + (4 << step)) // (8 << step)
+    down = (top * 8 - level + (4 << step) - 1) // (8 << step)
+    if drawn:
+        falls = np.repeat([fall_of(draw, step) for draw in draws], 32)[: bits.size]
+        down = (top * 8 - level + (8 << step) - np.maximum(1, (falls + 7) >> 4)) // (8 << step)
+        if step <= 3 and used.any() and magnitudes.min() >= 0x800000:
+            finer = np.zeros_like(level)
+            finer[used] = fine_level(bits[used], 0.5, 1024)
+            down = (top * 128 - finer + (128 << step) - falls) // (128 << step)
     code = np.where(used, np.maximum(0 if signed else 1, reach - down), 0)
     if signed:
         code = reach + 1 + np.where(bits >> np.uint32(31) == 1, -code, code)
@@ -105,6 +126,18 @@ def decode_block(codes, scale, reach):
     offset = codes.astype(np.int64) - (reach + 1 if signed else 0)
     down = reach - np.abs(offset)
     return np.sign(offset) * 2.0 ** ((top - down * 2.0**step) / 8)
+
+
+# -- level_kernels.py ----------------------------------------------------------------------------
+
+
+def fit_levels(values, rows, columns, times, levels, fitted, under):
+    wide = values.astype(np.float64)
+    product = rows[:, None] * columns
+    levels[:] = 1 + (wide > 2 * product) - (wide < 0.5 * product)
+    weights = (times[levels] * columns).sum(axis=1)
+    fitted[:] = np.divide(wide.sum(axis=1), weights, out=np.zeros_like(weights), where=weights > 0)
+    under += (fitted[:, None] * times[levels]).sum(axis=0)
 
 
 # -- K-means -------------------------------------------------------------------------------------

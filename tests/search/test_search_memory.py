@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import pytest
 
@@ -49,9 +50,10 @@ def test_a_resumed_search_is_in_steady_state() -> None:
 
 
 def test_a_config_of_the_method_is_found_again() -> None:
+    point = partial(Config, embedding_bins=32)
     space = Space(
-        Config, {"bins": (16, 8), "prune": (0.0, 0.1)}, {"prune_metric": ("magnitude", "sensitivity")},
-        {"embedding_bins": (32, 16)}, (Config(bins="exact"),), Config(),
+        point, {"bins": (16, 8), "prune": (0.0, 0.1)}, {"prune_metric": ("magnitude", "sensitivity")},
+        {"embedding_bins": (32, 16)}, (Config(bins="exact"),), point(),
     )  # fmt: skip
 
     class Draft:
@@ -70,7 +72,7 @@ def test_a_config_of_the_method_is_found_again() -> None:
         decision = Manager().choose(space, Draft, measure, Quality((1.0,)), 0.05, "min", state)  # type: ignore[arg-type]
         state = decision.state
         assert decision.exhaustive is expected
-        assert decision.config == Config(bins=16, prune=0.1)
+        assert decision.config == point(bins=16, prune=0.1)
 
 
 def test_without_gradients_the_search_goes_on_with_the_metric_that_is_left() -> None:

@@ -310,7 +310,7 @@ def test_a_step_that_is_told_from_a_hook_of_the_optimizer_is_complete(tmp_path):
             assert saves.last.step == step
 
 
-def test_after_a_step_that_raised_a_save_is_made_at_once(stepping, on_signal):
+def test_after_a_step_that_raised_a_save_does_not_wait(stepping, on_signal):
     """No end of it will come that it could wait for."""
     model, optimizer, saves = stepping
 
@@ -321,9 +321,12 @@ def test_after_a_step_that_raised_a_save_is_made_at_once(stepping, on_signal):
     optimizer.armed = True
     with pytest.raises(KeyboardInterrupt):
         stepped(optimizer, model)
+    with pytest.raises(dq.SaveError, match="half of the weights"):
+        saves.save()
+    saves.step()
     saves.save()
     saves.wait()
-    assert saves.store.steps() == [0]
+    assert saves.store.steps() == [1]
 
 
 @pytest.mark.parametrize("saved", [True, False])

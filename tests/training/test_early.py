@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import dynaquant_core as dq
 from dynaquant_core.errors import ConfigError
+from dynaquant_core.plugins import PluginOptions, PluginRun
 from tests.gloo import a_group_of_one
 from tests.training.models import EXACT, build, train
 
@@ -75,6 +76,22 @@ def test_an_optimizer_that_keeps_a_share_of_the_state_is_refused_before_the_firs
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
     with pytest.raises(ConfigError, match=r"ZeroRedundancyOptimizer keeps the state .* inside it, or save"):
         dq.Checkpointer(tmp_path / "run", model, {"net": optimizer})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"), [("THREADS", "four"), ("THREADS", "0"), ("THREADS", "2.5"), ("DEADLINE", "-1")]
+)
+def test_a_wrong_word_of_the_environment_is_refused_before_the_first_save(
+    tmp_path, monkeypatch, variable, said
+):
+    monkeypatch.setenv(f"DYNAQUANT_{variable}", said)
+    refused = pytest.raises(ConfigError, match=f"DYNAQUANT_{variable} must be .* '{said}'")
+    with refused:
+        PluginRun(PluginOptions(), framework="none")
+    if variable == "THREADS":  # a Checkpointer waits for no rank
+        with refused:
+            dq.Checkpointer(tmp_path / "run", *build())
     assert not (tmp_path / "run").exists()
 
 

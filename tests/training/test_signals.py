@@ -180,15 +180,6 @@ def test_who_never_told_of_a_step_saves_nothing_at_the_end(tmp_path, caplog):
     assert checkpoints.requested_by == "SIGUSR1"
 
 
-def test_a_signal_before_an_error_of_the_loop_saves_nothing(tmp_path):
-    """Weights may be half stepped there."""
-    checkpoints = dq.Checkpointer(tmp_path / "store", nn.Linear(8, 2), save_on=("SIGUSR1",))
-    with suppress(ZeroDivisionError), checkpoints:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        raise ZeroDivisionError
-    assert checkpoints.store.steps() == []
-
-
 @pytest.mark.parametrize("where", ["step", "exit"])
 def test_a_signal_whose_save_failed_is_not_said_to_be_answered(tmp_path, caplog, where):
     """A loop that ends when it is answered would throw everything since the last checkpoint away."""

@@ -1,6 +1,8 @@
 """Optimizers that wrap another and never call torch's ``__init__``, so that no hook can be registered."""
 
+import gc
 import signal
+import weakref
 from collections import defaultdict
 
 import pytest
@@ -97,6 +99,22 @@ def test_a_save_in_the_middle_of_its_step_waits_for_the_end(tmp_path):
         checkpoints.wait()
         assert checkpoints.store.steps() == [2]
         assert bits(dq.CheckpointStore(tmp_path).load(2)["model"]) == bits(dict(model.state_dict()))
+
+
+def test_a_save_keeps_nothing_of_the_loop_alive(tmp_path):
+    """A frame that was asked for its locals keeps those of then, a graph of a large batch among them."""
+    model, optimizer = lookahead()
+    with dq.Checkpointer(tmp_path, model, optimizer, every=2, **EXACT) as checkpoints:
+        alive = []
+        for _ in range(2):
+            batch = net_loss(model)
+            alive.append(weakref.ref(batch))
+            batch.backward()
+            optimizer.step()
+            checkpoints.step()
+        del batch
+        gc.collect()
+        assert [reference() for reference in alive] == [None, None]
 
 
 def test_an_optimizer_that_accelerate_has_prepared_is_taken(tmp_path):

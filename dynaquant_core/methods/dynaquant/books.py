@@ -73,7 +73,8 @@ class Bookshelf:
         return self.survey.types[name] == "embedding"
 
     def _bins(self, name: str) -> int:
-        return self.config.embedding_bins if self._is_embedding(name) else int(self.config.bins)
+        config = self.config
+        return int((config.embedding_bins if self._is_embedding(name) else None) or config.bins)
 
     def _base(self, name: str) -> Centres | None:
         """Centres that the base holds for a tensor."""

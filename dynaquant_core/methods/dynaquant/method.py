@@ -168,8 +168,12 @@ def is_narrow(tensor: Tensor, share: float) -> bool:
 
 
 def point(**axes: Any) -> Config:
-    """A point of the cube; without pruning its metric means nothing, so that both metrics share the point."""
-    return Config(**axes if axes["prune"] > 0 else {**axes, "prune_metric": "magnitude"})
+    """A point of the cube; without pruning its metric means nothing, so that both metrics share the point.
+
+    Embeddings have the first number of their axis unless the axis is what is tried.
+    """
+    told = axes if axes["prune"] > 0 else {**axes, "prune_metric": "magnitude"}
+    return Config(**{"embedding_bins": 32, **told})
 
 
 def held_or_none(ref: Reference | None) -> Held | None:

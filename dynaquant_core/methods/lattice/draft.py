@@ -19,10 +19,10 @@ from dynaquant_core.methods.lattice.looks import is_level
 from dynaquant_core.methods.lattice.motion import motion
 from dynaquant_core.methods.lattice.plan import Plan
 from dynaquant_core.methods.lattice.rekey import rekey_streams, row_of
-from dynaquant_core.methods.lattice.rounded import rounded
 from dynaquant_core.methods.lattice.rows import row_streams
 from dynaquant_core.methods.lattice.run_code import RunCode, run_code
 from dynaquant_core.methods.lattice.runs import runs_of
+from dynaquant_core.methods.rounded import rounded
 from dynaquant_core.methods.words import CODECS, Plain, plain_of
 from dynaquant_core.quantize.lattice import offset_key
 from dynaquant_core.state.spec import TensorSpec

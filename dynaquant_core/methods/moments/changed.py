@@ -71,6 +71,10 @@ class ChangedDraft(ABC, Generic[Coded]):
         map_threads(self._code, self._changed)
         self._live = {}
 
+    def _key(self, name: str) -> int:
+        """Of a tensor's draws: new ones at every save, unless nothing changed, and everywhere the same."""
+        return int.from_bytes(self._digests[name][:8], "little")
+
     def _code(self, name: str) -> Coded:
         if name not in self._coded:
             self._coded[name] = self._encode(self._live[name], name)

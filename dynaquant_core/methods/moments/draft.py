@@ -23,8 +23,8 @@ __all__ = ["MomentsDraft"]
 TERNARY: Final = "t"
 #: Code of a zero in that form.
 NAUGHT: Final = 1
-#: Forms that lose something of what they gave back themselves.
-FITTED: Final = "tq"
+#: Forms that change what they gave back themselves.
+FITTED: Final = "tpq"
 #: Elements that are looked at before a tensor is decoded.
 GLANCE: Final = 1 << 12
 
@@ -36,7 +36,7 @@ class MomentsDraft(ChangedDraft[Coded]):
         config: the one point there is.
         state: live tensors by name.
         ref: the base, or None for a key checkpoint.
-        write: (name, tensor) -> the tensor in its form.
+        write: (name, tensor, key of its draws) -> the tensor in its form.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class MomentsDraft(ChangedDraft[Coded]):
         config: NoConfig,
         state: Mapping[str, Tensor],
         ref: MomentsReference | None,
-        write: Callable[[str, Tensor], Coded],
+        write: Callable[[str, Tensor, int], Coded],
     ) -> None:
         super().__init__(config, state, None if ref is None else {**ref.digests, **_restored(state, ref)})
         self._base, self._write = ref, write
@@ -59,7 +59,7 @@ class MomentsDraft(ChangedDraft[Coded]):
     def _encode(self, tensor: Tensor, name: str) -> Coded:
         if self._base is not None and name not in self._changed and name in self._base.coded:
             return self._base.coded[name]
-        return self._write(name, tensor)
+        return self._write(name, tensor, self._key(name))
 
     def _decode(self, coded: Coded, spec: TensorSpec) -> Tensor:
         return decoded(coded, spec)

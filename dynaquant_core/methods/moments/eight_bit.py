@@ -68,8 +68,8 @@ class BlocksDraft(ChangedDraft[Coded]):
         return streams, BlocksReference(self._specs, {}, self._digests)
 
     def _encode(self, tensor: Tensor, name: str) -> Coded:
-        self._signed[name] = is_signed(tensor)
-        return Coded(*blocks.encode(tensor, self._signed[name]))
+        signed = self._signed[name] = is_signed(tensor)
+        return Coded(*blocks.encode(tensor, signed, key=None if signed else self._key(name)))
 
     def _decode(self, coded: Coded, spec: TensorSpec) -> Tensor:
         return coded_tensor(coded, spec)
@@ -95,9 +95,10 @@ class BlocksDraft(ChangedDraft[Coded]):
 class LogBlocks(OnePoint):
     """The method ``"8bit"``: moments in logarithmic blocks.
 
-    The error is within 5% of each value (`quantize.blocks` states it in full); what was zero, positive or
-    negative stays so, and a second moment never becomes zero.  It takes tensors as they are given: a store
-    keeps what centred RMSprop subtracts, and what from, in its exact part.
+    First moments are within 5% of each value, second ones within 9.1% and right on average, in full in
+    `quantize.blocks`; what was zero, positive or negative stays so, and a second moment never becomes zero.
+    It takes tensors as they are given: a store keeps what centred RMSprop subtracts, and what from, in its
+    exact part.
 
     Example:
         >>> import torch

@@ -76,8 +76,15 @@ def form_of(letter: str, spec: TensorSpec) -> Form:
     return Form(codes, 0, blocks.scale_count(codes))
 
 
-def encoded(tensor: Tensor, letter: str) -> Coded:
+def encoded(tensor: Tensor, letter: str, key: int | None = None) -> Coded:
     """Writes a moment in a form.
+
+    Args:
+        tensor: any.
+        letter: of the form.
+        key: of the draws of 8-bit codes of what has no signs (`quantize.blocks.encode`); None: none.  First
+            moments forget within a few steps, and steps of 4 bits are so wide that noise would cost what
+            drawing saves.
 
     Raises:
         UnsupportedStateError: a value is not finite, or negative in a form without signs.
@@ -86,16 +93,16 @@ def encoded(tensor: Tensor, letter: str) -> Coded:
     match letter:
         case "E" | "e" | "S" | "s":
             grid = blocks.EIGHT if letter in "Ee" else blocks.FOUR
-            codes, scales = blocks.encode(tensor, letter in "ES", grid)
+            codes, scales = blocks.encode(tensor, letter in "ES", grid, key=key if letter == "e" else None)
             return Coded(letter, codes, none, scales)
         case "t":
             return Coded(letter, *ternary.encode_ternary(tensor))
         case "q":
-            return Coded(letter, *levels.encode_levels(tensor))
+            return Coded(letter, *levels.encode_levels(tensor, key))
         case "p":
-            return Coded(letter, none, *factors.encode_product(tensor))
+            return Coded(letter, none, *factors.encode_product(tensor, key))
         case "f":
-            return Coded(letter, none, *factors.encode_mean(tensor))
+            return Coded(letter, none, *factors.encode_mean(tensor, key))
     return Coded(letter, none, none, no_scales)
 
 

@@ -51,9 +51,9 @@ class Minimal(MomentsPolicy):
         """A product of rows and columns; 8-bit blocks where these would be as many."""
         return self.product if worth_factoring(tensor) else "e"
 
-    def encoded(self, name: str, tensor: Tensor) -> Coded:
+    def encoded(self, name: str, tensor: Tensor, key: int | None = None) -> Coded:
         """A moment in its form; in 4-bit blocks where its product would be far too small (`MOST_ENERGY`)."""
-        found = super().encoded(name, tensor)
+        found = super().encoded(name, tensor, key)
         if found.letter in PRODUCTS and step_energy(tensor, found.factors, found.scales) > MOST_ENERGY:
-            return encoded(tensor, "s")
+            return encoded(tensor, "s", key)
         return found

@@ -59,8 +59,8 @@ def moments_method(name: str) -> Method:
 def stay_exact(policy: Method, leaves: Iterable[Leaf]) -> frozenset[str]:
     """Names of the moments that a policy leaves to the exact part for what lies beside them.
 
-    ``"8bit"`` promises each value within 5%, which says nothing of the difference that centred RMSprop takes
-    the root of.  The five smaller ones give zeros in place of what is taken.
+    ``"8bit"`` promises each value within 5 to 9%, which says nothing of the difference that centred RMSprop
+    takes the root of.  The five smaller ones give zeros in place of what is taken.
 
     Args:
         policy: what `moments_method` returned.

@@ -84,9 +84,9 @@ class MomentsPolicy(OnePoint, ABC):
             return self.second(tensor)
         return self.factor(tensor) if kind == "factor" else "e"
 
-    def encoded(self, name: str, tensor: Tensor) -> Coded:
-        """A moment in its form."""
-        return encoded(tensor, self.letter(name, tensor))
+    def encoded(self, name: str, tensor: Tensor, key: int | None = None) -> Coded:
+        """A moment in its form; ``key`` is of its draws."""
+        return encoded(tensor, self.letter(name, tensor), key)
 
     def accepts(self, tensor: Tensor) -> bool:
         """Floating tensors of one dimension and more, of any length, whose values float32 tells apart."""

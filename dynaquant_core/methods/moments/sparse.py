@@ -34,8 +34,8 @@ class Sparse(Minimal):
     name = "sparse"
     product = "p"
 
-    def encoded(self, name: str, tensor: Tensor) -> Coded:
+    def encoded(self, name: str, tensor: Tensor, key: int | None = None) -> Coded:
         """Ternary forms keep fewer signs; all others are those of ``minimal``."""
         if self.letter(name, tensor) == "t":
             return Coded("t", *encode_ternary(tensor, FEW))
-        return super().encoded(name, tensor)
+        return super().encoded(name, tensor, key)
