@@ -17,7 +17,7 @@ from pathlib import Path
 from dynaquant_core.errors import DynaQuantError, StoreNotEmptyError
 from dynaquant_core.plugins.marker import MARKER, Marker, RestFile
 from dynaquant_core.store.commit import write_atomically
-from dynaquant_core.store.disk import guarded, make_folder, sync_folder
+from dynaquant_core.store.disk import guarded, make_folder, sync_files, sync_folder
 from dynaquant_core.store.kept import KeptFile
 from dynaquant_core.store.lock import WriterLock
 from dynaquant_core.store.names import LOCK_FILE, is_leftover, parse_name
@@ -58,13 +58,15 @@ class Place:
         return RestFile.of(name, data)
 
     def settle(self, marker: Marker, files: Iterable[str]) -> None:
-        """Commits the checkpoint of ``marker``, which stands on ``files``; what else was there goes.
+        """Commits the checkpoint of ``marker``, which stands on ``files``; what else of ours was there goes.
+
+        What the framework and others have put into the folder survives a power loss as well from then on.
 
         Raises:
             StorageError: the system refused; what was there before is still the folder's checkpoint.
         """
         with guarded("make durable", self.folder):
-            sync_folder(self.folder)  # links have no commit of their own
+            sync_files(self.folder)  # native files and links have no commit of their own
             sync_folder(self.folder.absolute().parent)
         marker.write(self.folder)
         self.settled = True

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dynaquant_core.errors import UnsafePathError
-from dynaquant_core.store.disk import followed, guarded, sync_folder
+from dynaquant_core.store.disk import followed, guarded, sync_files, sync_folder
 from dynaquant_core.store.names import temporary_name
 
 __all__ = ["copy_files", "new_folder"]
@@ -39,7 +39,7 @@ def new_folder(action: str, path: Path) -> Iterator[Path]:
         fresh.mkdir()
         try:
             yield fresh
-            _sync_all(fresh)
+            sync_files(fresh)  # before its name says that it is whole
             fresh.rename(target)
         except BaseException:
             with suppress(OSError):
@@ -87,15 +87,3 @@ def _require_free(path: Path, target: Path) -> None:
             f"{str(path)!r} exists already: expected nothing there or an empty folder, found {found}; give a "
             "folder that is to be made, or remove this one first."
         )
-
-
-def _sync_all(folder: Path) -> None:
-    """Makes durable what is in a folder, before its name says that it is whole."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            descriptor = os.open(Path(parent, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_folder(Path(parent))

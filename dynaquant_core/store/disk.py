@@ -26,6 +26,7 @@ __all__ = [
     "require_space",
     "require_target",
     "storage_error",
+    "sync_files",
     "sync_folder",
     "warn_of_unwritable",
 ]
@@ -125,6 +126,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_files(folder: Path) -> None:
+    """Makes durable what is in a folder, the folders in it included; what links lead to is somebody else's.
+
+    So is what cannot be opened, or is taken away meanwhile: it is passed over.
+    """
+    for parent, _, names in os.walk(folder):
+        files = (Path(parent, name) for name in names)
+        for path in (*(file for file in files if file.is_file() and not file.is_symlink()), Path(parent)):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, PermissionError):
+                continue
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def warn_of_unwritable(folder: Path) -> None:

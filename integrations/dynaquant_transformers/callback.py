@@ -86,6 +86,7 @@ class DynaQuantCallback(TrainerCallback):
         session = self.session
         try:
             yield session
+            session.finish()
         except BaseException:
             session.give_up()
             raise
@@ -110,7 +111,7 @@ class DynaQuantCallback(TrainerCallback):
             self.session.log_ends()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Everything that was begun is committed, and every rank finds it."""
+        """What was begun is committed, and every rank finds it; callbacks after this one may still save."""
         if self.session is not None:
             self.session.end()
 

@@ -45,12 +45,7 @@ class TrainerEvaluation:
     def __call__(self) -> list[float]:
         """The loss of each batch."""
         with alone(self._trainer):
-            losses = [
-                self._loss(inputs)
-                for loader in self._loaders()
-                for inputs in self._some(loader)
-                if self._has_label(inputs)
-            ]
+            losses = [self._loss(inputs) for inputs in self._inputs() if self._has_label(inputs)]
         if not losses:
             message = (
                 "the evaluation data have no batch with a label (is eval_dataset empty, or read to its "
@@ -76,13 +71,23 @@ class TrainerEvaluation:
             raise ValueError(message)
         return float(loss.detach().mean())
 
-    def _some(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        return islice(loader, self._batches)
-
-    def _loaders(self) -> Iterator[DataLoader[Any]]:
-        datasets = self._trainer.eval_dataset
+    def _inputs(self) -> Iterator[Any]:
+        """The batches of every evaluation set; of one with fewer rows than a batch, these rows."""
+        datasets, args = self._trainer.eval_dataset, self._trainer.args
         for name in datasets if isinstance(datasets, dict) else (None,):
-            yield self._trainer.get_eval_dataloader(name)
+            is_empty = True
+            for inputs in islice(self._loader(name), self._batches):
+                is_empty = False
+                yield inputs
+            if is_empty and args.dataloader_drop_last:  # which training wants, and left nothing to measure
+                with shadowed(args, "dataloader_drop_last", False):
+                    vars(self._trainer)["_eval_dataloaders"] = {}  # one with workers may have been kept
+                    whole = self._loader(name)
+                yield from islice(whole, self._batches)
+
+    def _loader(self, name: str | None) -> DataLoader[Any]:
+        loader: DataLoader[Any] = self._trainer.get_eval_dataloader(name)
+        return loader
 
 
 def unheard_of(trainer: Trainer, evaluate: Callable[..., Any]) -> Callable[..., Any]:

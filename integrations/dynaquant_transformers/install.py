@@ -39,7 +39,7 @@ def install(trainer: type[Any] = Trainer) -> None:
 def _around(method: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, DynaQuantTrainerMixin):
+        if isinstance(self, DynaQuantTrainerMixin) and method.__name__ in vars(DynaQuantTrainerMixin):
             return method(self, *args, **kwargs)  # its own methods are the stand-ins
         return stand_in(self, partial(method, self), *args, **kwargs)
 

@@ -16,7 +16,7 @@ from dynaquant_core.plugins import is_checkpoint
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_core.plugins.native_files import write_natively, write_tensors
 from dynaquant_core.plugins.new_folder import copy_files, new_folder
-from dynaquant_transformers.native import DEFAULT, STATE_FILES, is_ours
+from dynaquant_transformers.native import DEFAULT, is_ours, is_state
 from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.support import FRAMEWORK
 from dynaquant_transformers.weights import ADAPTERS, MODEL
@@ -49,18 +49,19 @@ def export(tree: Any, path: str | Path, source: str | Path | None = None) -> Non
     if folder is not None:
         _require_trainers(folder)
     _require_weights(tree)
+    adapters = tree.get(ADAPTERS, {})
     optimizer = tree.get(OPTIMIZER) if folder is not None else _numbered(tree.get(OPTIMIZER), target)
     with new_folder("export to", target) as fresh:
         if MODEL in tree:
             _save_weights(tree[MODEL], fresh / SAFE_WEIGHTS_NAME)
-        for name, weights in tree.get(ADAPTERS, {}).items():
+        for name, weights in adapters.items():
             inside = fresh if name == DEFAULT else fresh / name
             _save_weights(weights, inside / ADAPTER_SAFE_WEIGHTS_NAME)
         if optimizer is not None:
             with (fresh / OPTIMIZER_NAME).open("wb") as file:
                 write_natively(optimizer, file)
         if folder is not None:
-            copy_files(folder, fresh, lambda beside: bool(STATE_FILES.fullmatch(beside.name)))
+            copy_files(folder, fresh, lambda beside: is_state(beside, folder, adapters))
     if folder is None:
         held = "weights" if optimizer is None else "weights and optimizer"
         logger.warning("%s holds %s only; copy the checkpoint's other files there", target, held)

@@ -6,13 +6,20 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import (
+    OPTIMIZER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+)
+from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import (
     ADAPTER_SAFE_WEIGHTS_NAME,
     ADAPTER_WEIGHTS_NAME,
@@ -29,12 +36,14 @@ from dynaquant_core.plugins.marker import Marker
 __all__ = [
     "ADAPTER_WEIGHTS",
     "DEFAULT",
-    "STATE_FILES",
     "WEIGHTS",
+    "WEIGHT_FILES",
     "digests",
     "is_ours",
+    "is_state",
     "load_json",
     "load_torch",
+    "require_readable",
     "scheduler_state",
     "told",
 ]
@@ -48,15 +57,21 @@ ADAPTER_WEIGHTS: Final = (ADAPTER_SAFE_WEIGHTS_NAME, ADAPTER_WEIGHTS_NAME)
 #: The adapter that lies in the checkpoint's own folder; others lie in folders of their name.
 DEFAULT: Final = "default"
 
-#: Files of weights and optimizers, native ones and ours; what else is in a checkpoint is somebody's own.
-STATE_FILES: Final = re.compile(
-    "|".join([*map(re.escape, (*WEIGHTS, *ADAPTER_WEIGHTS, OPTIMIZER_NAME))])
-    + r"|.*-\d{5}-of-\d{5}\.\w+|.*\.dq|rest(-1)?\.pt|\.?dynaquant\..*"
+#: Native files of weights, whole or a part.
+WEIGHT_FILES: Final = re.compile(
+    "|".join(map(re.escape, (*WEIGHTS, *ADAPTER_WEIGHTS))) + r"|.*-\d{5}-of-\d{5}\.(safetensors|bin)"
 )
 
+#: Files of weights and optimizers, native ones and ours.
+STATE_FILES: Final = re.compile(
+    f"{WEIGHT_FILES.pattern}|{re.escape(OPTIMIZER_NAME)}" + r"|.*\.dq|rest(-1)?\.pt|\.?dynaquant\..*"
+)
 
 #: Files that every native save writes, and that tell one from another; a marker's note has their digests.
 TELLING: Final = (TRAINER_STATE_NAME, TRAINING_ARGS_NAME)
+
+#: Random streams, of one process or of each rank.
+RANDOM: Final = "rng_state*.pth"
 
 #: Folders that were taken for native ones, of which it was said.
 _said: set[Path] = set()
@@ -81,6 +96,23 @@ def is_ours(path: Any) -> bool:
     if not any(True for name in (*whole, *adapters) for _ in folder.glob(name)):
         return True
     return not ((folder / OPTIMIZER_NAME).is_file() or _saved_after(folder))
+
+
+def is_state(path: Path, folder: Path, adapters: Container[str]) -> bool:
+    """Whether a file below a checkpoint's folder is of its weights or its optimizer, native or ours.
+
+    All else is somebody's own, weights in other folders than those of its adapters too.
+
+    Example:
+        >>> folder = Path("checkpoint-2")
+        >>> [is_state(folder / name, folder, ["other"]) for name in ("optimizer.pt", "ema/model.safetensors")]
+        [True, False]
+        >>> is_state(folder / "other" / "adapter_model.safetensors", folder, ["other"])
+        True
+    """
+    if path.parent == folder:
+        return bool(STATE_FILES.fullmatch(path.name))
+    return path.parent.parent == folder and path.parent.name in adapters and path.name in ADAPTER_WEIGHTS
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -133,6 +165,21 @@ def _is_younger(folder: Path) -> bool:
         return bool(state.stat().st_mtime_ns > marker.stat().st_mtime_ns)
     except FileNotFoundError:
         return False
+
+
+def require_readable(folder: Path) -> None:
+    """Reads the small files that the Trainer reads when it resumes, as far as they are there.
+
+    The random streams of every rank are among them: one rank that cannot read its own ends all.
+
+    Raises:
+        CorruptFileError, StorageError: one cannot be read.
+    """
+    load_json(folder / TRAINER_STATE_NAME)
+    scheduler_state(folder)
+    with safe_globals():  # the Trainer's own: NumPy's stream is an array
+        for path in sorted([*folder.glob(SCALER_NAME), *folder.glob(RANDOM)]):
+            load_torch(path)
 
 
 def scheduler_state(folder: Path) -> dict[str, Any] | None:

@@ -19,11 +19,13 @@ from typing import Final
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from dynaquant_core.errors import DynaQuantError, EmptyStoreError, StorageError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
-from dynaquant_transformers.native import STATE_FILES, is_ours, load_json
+from dynaquant_core.plugins.small_files import sync_files, sync_folder
+from dynaquant_transformers.native import is_ours, is_state
 
 __all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole", "require_whole"]
 
@@ -74,6 +76,8 @@ class Place:
 
         What others put there, which is neither weights nor optimizer, stays beside it as it would natively.
 
+        When this returns, the checkpoint survives a power loss under its name.
+
         Returns:
             Whether it is whole.
         """
@@ -86,11 +90,17 @@ class Place:
             shutil.rmtree(rubbish, ignore_errors=True)
         named = _linked(self.making, new)
         _bring_along(self.final, named)
+        sync_files(named)
         if os.path.lexists(self.final):
             self.final.rename(old)
         named.rename(self.final)
+        sync_folder(self.output)  # older ones go because this one is there
         shutil.rmtree(old, ignore_errors=True)
         return True
+
+    def take_late(self) -> None:
+        """Puts into the checkpoint that has its name what came to where it was made since."""
+        _bring_along(self.making, self.final)
 
     def name_best(self, state: TrainerState, output: str, lost: Container[Place]) -> None:
         """Tells the Trainer's state the final name of the best checkpoint, this one or one that is there.
@@ -169,7 +179,6 @@ def _damage(folder: Path, read: Callable[[Path], object]) -> str | None:
     if not is_ours(folder):
         return None  # a native one: what it holds is the Trainer's to judge
     try:
-        load_json(folder / TRAINER_STATE_NAME)
         read(folder)
     except DynaQuantError as error:
         return f"{folder.name}: {error}"
@@ -197,9 +206,10 @@ def _is_done(place: Place) -> bool:
 
 def _bring_along(old: Path, new: Path) -> None:
     """Puts into ``new`` what others have put into ``old``; no file that ``new`` has, and no state."""
+    adapters = {config.parent.name for config in new.glob(f"*/{ADAPTER_CONFIG_NAME}")}
     for file in old.rglob("*") if old.is_dir() else ():
         target = new / file.relative_to(old)
-        passed = STATE_FILES.fullmatch(file.name) or file.name == INCOMPLETE
+        passed = is_state(file, old, adapters) or file.name == INCOMPLETE
         if passed or file.is_dir() or os.path.lexists(target):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,30 +6,33 @@ Everything else is the Trainer's own business and stays native.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
-from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from dynaquant_transformers.bare import without_weights
 from dynaquant_transformers.callback import session_of
-from dynaquant_transformers.weights import hollow
+from dynaquant_transformers.weights import adapters_of, hollow
 
-__all__ = ["SIGNPOST", "save_files", "save_optimizer_and_scheduler"]
+__all__ = ["save_checkpoint", "save_files", "save_optimizer_and_scheduler"]
 
 Method = Callable[..., Any]
 
-#: Who looks for native weights is told, by the name of a file that is not there, what to do.  It has no "/",
-#: and fewer characters than a file's name may have.
-SIGNPOST: Final = (
-    "import dynaquant_transformers (of DynaQuant) and the Trainer reads this "
-    "checkpoint, for from_pretrained run dynaquant export CHECKPOINT --to hf -o FOLDER and load FOLDER"
-)
+
+def save_checkpoint(trainer: Trainer, native: Method, model: Any, trial: Any) -> None:
+    """``_save_checkpoint``, the Trainer's own: when it returns to a subclass, the checkpoint is made."""
+    session = session_of(trainer)
+    if session is None or not session.is_saving:
+        native(model, trial)
+    else:
+        session.write(partial(native, model, trial))
 
 
 def save_files(trainer: Trainer, native: Method, output_dir: Any = None, state_dict: Any = None) -> None:
@@ -38,16 +41,9 @@ def save_files(trainer: Trainer, native: Method, output_dir: Any = None, state_d
     if session is None or not session.is_making(output_dir):
         native(output_dir, state_dict)
         return
-    empty = hollow(trainer.model)
-    native(output_dir, empty)
-    if not trainer.args.should_save:
-        return
-    folder = Path(output_dir)
-    for name in (SAFE_WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME):
-        for file in list(folder.rglob(name)):
-            file.unlink()
-    if not empty:
-        _put_signpost(folder)
+    leaves_none = without_weights(Path(output_dir), adapters_of(trainer.model))
+    with leaves_none if trainer.args.should_save else nullcontext():
+        native(output_dir, hollow(trainer.model))
 
 
 def save_optimizer_and_scheduler(trainer: Trainer, native: Method, output_dir: Any) -> None:
@@ -59,8 +55,3 @@ def save_optimizer_and_scheduler(trainer: Trainer, native: Method, output_dir: A
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about an optimizer that is not saved beside it
             torch.save(trainer.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-
-def _put_signpost(folder: Path) -> None:
-    index = {"metadata": {"note": SIGNPOST}, "weight_map": {"": f"{SIGNPOST}.safetensors"}}
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
 from dynaquant_core import CheckpointInfo
@@ -20,13 +20,15 @@ from dynaquant_core.errors import DynaQuantError, StorageError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.agreement import on_all_ranks, rank, ranks
 from dynaquant_core.plugins.refusal import is_refusal
+from dynaquant_transformers.awaited import goes_on, on_any_rank, reads_saves
+from dynaquant_transformers.bare import put_signpost, without_weights
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed, unheard_of
-from dynaquant_transformers.native import digests, scheduler_state
+from dynaquant_transformers.native import digests, require_readable
 from dynaquant_transformers.places import Place, newest_whole, require_whole
 from dynaquant_transformers.schedule import steps_an_epoch, steps_left
 from dynaquant_transformers.shelf import Shelf
 from dynaquant_transformers.support import FRAMEWORK, require_own, require_supported
-from dynaquant_transformers.weights import ADAPTERS, are_live, weights_of
+from dynaquant_transformers.weights import ADAPTERS, adapters_of, are_live, weights_of
 
 __all__ = ["OPTIMIZER", "Session"]
 
@@ -54,9 +56,9 @@ class Session:
     def __init__(self, trainer: Trainer, options: PluginOptions, eval_batches: int | None) -> None:
         require_supported(trainer)
         self.trainer = trainer
-        if trainer.args.save_total_limit:  # beyond it a chain keeps more files alive than it makes smaller
-            most = max(trainer.args.save_total_limit - 1, 0)
-            options = replace(options, max_chain=min(options.max_chain, most))
+        limit = trainer.args.save_total_limit or 0  # below 1 the Trainer removes none
+        if limit > 0:  # beyond it a chain keeps more files alive than it makes smaller
+            options = replace(options, max_chain=min(options.max_chain, limit - 1))
         if options.evaluate is not None:
             options = replace(options, evaluate=unheard_of(trainer, options.evaluate))
         self._raises = options.on_error == "raise"
@@ -66,7 +68,11 @@ class Session:
         self._found: tuple[Path | None, Any] = (None, None)  # read to see whether it is whole
         self._shelf = Shelf(trainer)
         self._turns = Turns()
+        self._unmet = False  # whether something was saved since all ranks have found what there is
+        self._goes_on = goes_on(trainer)
         self._place: Place | None = None  # of the checkpoint that is being made at this moment
+        self._output = ""  # how the Trainer calls the folder in which it will stand
+        self._written = False  # whether the Trainer's own part of it is done, and ours
 
     # -- what happens in a training, in order ------------------------------------------------------
 
@@ -128,42 +134,100 @@ class Session:
         """Whether the Trainer was sent to ``folder`` by this session."""
         return folder is not None and self._place is not None and Path(folder) == self._place.making
 
-    def save(self, write_native: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
+    def save(self, save_natively: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
         """Makes a checkpoint, all ranks together; when it returns, training may go on.
 
         One that a signal's handler asks for in the middle of another follows that one.
 
-        All that the ranks do together comes before the search: where one of them cannot measure, or is
-        silent, the others leave, and the one that saves commits alone.
-
         Args:
-            write_native: the trainer's ``_save_checkpoint``, which writes what stays native.
+            save_natively: the trainer's ``_save_checkpoint``, a subclass's too, which comes to `write`.
             model: its first argument.
             trial: its second one.
         """
-        self._turns.take(partial(self._make, write_native, model, trial))
+        self._turns.take(partial(self._make, save_natively, model, trial))
 
-    def _make(self, write_native: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
+    def _make(self, save_natively: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
         trainer = self.trainer
         output = trainer._get_output_dir(trial=trial)
         place = Place(Path(output).absolute(), trainer.state.global_step)
-        tree = self._tree()
+        self._unmet = True
         with self._tolerance():
             self.run.meet(place.step)
             self._shelf.put()
             self._shelf.begin(place)
-            best = trainer.state.best_model_checkpoint
-            self._place = place
+            self._place, self._output, self._written = place, output, False
             try:
-                with shadowed(trainer, "_get_output_dir", lambda trial=None: str(place.workshop)):  # noqa: ARG005
-                    write_native(model, trial)
+                with shadowed(trainer, "_get_output_dir", self._sent_to):
+                    save_natively(model, trial)
+                    if not self._written:  # it has not come to the Trainer's own
+                        self.write(_nothing)
+                if not self.is_making(str(place.making)):  # it has its name already
+                    self._shelf.take_late(place)
+            except _NeverCameError:
+                logger.warning(
+                    "step %d has no checkpoint: what %s does with one after it is saved is left out",
+                    place.step,
+                    type(trainer).__name__,
+                )
             finally:
                 self._place = None
-            trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
-            place.name_best(trainer.state, output, self._shelf.lost)
-            self.run.choose(place.step, tree)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save has begun that has not come to the Trainer's own part yet."""
+        return self._place is not None and not self._written
+
+    def write(self, write_native: Callable[[], None]) -> None:
+        """The Trainer's own part of a save: its files, and with them the checkpoint.
+
+        All that the ranks do together comes before the search: where one of them cannot measure, or is
+        silent, the others leave, and the one that saves commits alone.  They meet once more where somebody
+        wants to find the checkpoint: a callback that hears of it, or a subclass when this returns.
+
+        Args:
+            write_native: the Trainer's ``_save_checkpoint``.
+        """
+        trainer, place = self.trainer, self._place
+        assert place is not None
+        tree, best = self._tree(), trainer.state.best_model_checkpoint
+        self._write_bare(write_native, place)
+        trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
+        goes_on, hears = on_any_rank(self._goes_on and self.run.enabled, reads_saves(trainer))
+        place.name_best(trainer.state, self._output, self._shelf.lost)
+        self.run.choose(place.step, tree)
+        with on_all_ranks(place.step) if goes_on or hears else nullcontext():
             if trainer.args.should_save:
                 self._commit(place, tree, best)
+                if goes_on or hears:
+                    self.settle()
+        self._written = True
+        if goes_on:
+            self._require_there(place)
+            self._place = None  # the Trainer is not sent elsewhere any more
+            if trainer.args.should_save:  # who has asked before may still write there
+                place.making.mkdir(parents=True, exist_ok=True)  # gone where files cannot have two names
+
+    def _write_bare(self, write_native: Callable[[], None], place: Place) -> None:
+        """Has the native files written; a method of a subclass's own may have brought its weights."""
+        if not self.trainer.args.should_save:
+            write_native()
+            return
+        adapters = adapters_of(self.trainer.model)
+        with without_weights(place.making, adapters):
+            write_native()
+        if not adapters:
+            put_signpost(place.making)
+
+    def _require_there(self, place: Place) -> None:
+        """Leaves the methods of a subclass, on all ranks, where a save that failed was only logged."""
+        came = [place not in self._shelf.lost]
+        if ranks() > 1:
+            broadcast_object_list(came)
+        if not came[0]:
+            raise _NeverCameError
+
+    def _sent_to(self, trial: Any = None) -> str:  # noqa: ARG002 - the Trainer's own argument
+        return self._output if self._place is None else str(self._place.workshop)
 
     def log_ends(self) -> None:
         """The Trainer's last line is in its history: it stays the last one."""
@@ -182,16 +246,28 @@ class Session:
         self._shelf.put()
 
     def end(self) -> None:
-        """`close` where training ended well, on every rank: then all of them find the checkpoints.
+        """Training ended well: every rank finds the checkpoints, and another training may save beside them.
 
-        What fails here is raised once the others need not wait for this rank any more.
+        Callbacks that hear of it later may still save: what is watched stays so until `finish`.
         """
+        self._for_all(self._put_everything)
+
+    def finish(self) -> None:
+        """`close` where ``train()`` ended well, on every rank; all find what was saved since `end`, too."""
+        if self._unmet:
+            self._for_all(self.close)
+        else:
+            self.close()
+
+    def _for_all(self, act: Callable[[], None]) -> None:
+        """What fails is raised once the others need not wait for this rank any more."""
         problem: Exception | None = None
         try:
-            self.close()
+            act()
         except (DynaQuantError, OSError) as error:
             problem = error
         self.trainer.accelerator.wait_for_everyone()
+        self._unmet = False
         if problem is not None:
             raise problem
 
@@ -208,6 +284,12 @@ class Session:
             self.close()
         except Exception as error:  # noqa: BLE001 - training's own error is the one to tell
             logger.error("the last checkpoint is not there: %s", error)
+
+    def _put_everything(self) -> None:
+        try:
+            self.run.wait()
+        finally:
+            self._shelf.close()
 
     @contextmanager
     def _tolerance(self) -> Iterator[None]:
@@ -235,7 +317,7 @@ class Session:
 
     def _try_to_read(self, folder: Path) -> None:
         require_own(folder)
-        scheduler_state(folder)
+        require_readable(folder)
         self._found = (folder, self.run.load(folder))
 
     def _tree(self) -> dict[str, Any]:
@@ -256,8 +338,6 @@ class Session:
         self.trainer.state.save_to_json(str(path))  # again: it holds the name of the best
         self._shelf.expect(place, best)
         self.run.save(place.making, place.step, tree, note=digests(place.making))
-        if any(_reads_saves(callback) for callback in self.trainer.callback_handler.callbacks):
-            self.settle()
 
     def _report(self, info: CheckpointInfo) -> None:
         """Logs what a checkpoint cost, through the Trainer; subclasses' own logs are left alone."""
@@ -265,6 +345,9 @@ class Session:
         self._shelf.put()
 
 
-def _reads_saves(callback: TrainerCallback) -> bool:
-    """Whether a callback wants to hear of saves: then the checkpoint has to be there when it does."""
-    return type(callback).on_save is not TrainerCallback.on_save
+class _NeverCameError(Exception):
+    """A save has failed, which is only logged, and a method of a subclass would go on to what it saved."""
+
+
+def _nothing() -> None:
+    return

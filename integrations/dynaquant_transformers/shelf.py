@@ -96,6 +96,17 @@ class Shelf:
             use_mtime=True,
         )
 
+    def take_late(self, place: Place) -> None:
+        """Takes along what came to where the checkpoint was made after it had its name; all ranks together.
+
+        Raises:
+            StorageError: the system refused.
+        """
+        self._trainer.accelerator.wait_for_everyone()
+        if self._trainer.args.should_save:
+            with told("put files into", place.final):
+                place.take_late()
+
     def _forget_best(self, place: Place) -> None:
         """A checkpoint that never came is not the best one: that is the one before, if it is there."""
         state = self._trainer.state

@@ -20,6 +20,7 @@ Method = Callable[..., Any]
 
 #: Method of the Trainer that ``train`` calls -> what stands in for it.
 WITHIN: Final[Mapping[str, Method]] = {
+    "_save_checkpoint": saving.save_checkpoint,
     "_save": saving.save_files,
     "_save_optimizer_and_scheduler": saving.save_optimizer_and_scheduler,
     "_load_from_checkpoint": loading.load_from_checkpoint,
@@ -33,8 +34,8 @@ def train(
 ) -> Any:
     """``train``: everything that is saved in it goes through one session.
 
-    ``_save_checkpoint`` is taken from the trainer, not from its class: what a subclass does in it before and
-    after the Trainer's own part belongs to the checkpoint as well.
+    ``_save_checkpoint`` is taken from the trainer, not from its class: what a subclass puts into the folder
+    before and after the Trainer's own part belongs to the checkpoint as well, which is there after that part.
     """
     callback = callback_of(trainer)
     with _uncovered(trainer):

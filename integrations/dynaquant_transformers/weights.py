@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.plugins import spare_unwritable
 
-__all__ = ["ADAPTERS", "MODEL", "are_live", "hollow", "part_of", "put_weights", "weights_of"]
+__all__ = ["ADAPTERS", "MODEL", "adapters_of", "are_live", "hollow", "part_of", "put_weights", "weights_of"]
 
 #: Keys of a checkpoint's tree: the whole model, or name -> weights of each adapter.
 MODEL, ADAPTERS = "model", "adapters"
@@ -34,7 +34,7 @@ def weights_of(model: nn.Module) -> dict[str, Any]:
         ['weight', 'bias']
     """
     inner = _bare(model)
-    names = _adapters(inner)
+    names = adapters_of(model)
     if names:
         from peft import get_peft_model_state_dict
 
@@ -44,9 +44,26 @@ def weights_of(model: nn.Module) -> dict[str, Any]:
     return {MODEL: {name: value for name, value in named.items() if name not in ignored}}
 
 
+def adapters_of(model: nn.Module) -> list[str]:
+    """Names of the adapters that a native checkpoint holds; [] for a model saved whole.
+
+    Example:
+        >>> adapters_of(nn.Linear(2, 1))
+        []
+    """
+    inner = _bare(model)
+    if getattr(inner, "_hf_peft_config_loaded", False):
+        return list(inner.active_adapters())
+    if not hasattr(inner, "peft_config"):
+        return []
+    from peft import PeftModel
+
+    return list(inner.peft_config) if isinstance(inner, PeftModel) else []
+
+
 def part_of(model: nn.Module) -> str:
     """The key under which a checkpoint holds the weights of such a model."""
-    return ADAPTERS if _adapters(_bare(model)) else MODEL
+    return ADAPTERS if adapters_of(model) else MODEL
 
 
 def are_live(weights: Mapping[str, Any], model: nn.Module) -> bool:
@@ -62,7 +79,7 @@ def hollow(model: nn.Module) -> dict[str, Any]:
     largest logits), so it holds those; the base's weights and copies of its layers are empty tensors.
     """
     inner = _bare(model)
-    if not _adapters(inner):
+    if not adapters_of(model):
         return {}
     prefix = getattr(getattr(inner, "base_model", None), "prefix", None) or ""
     empty = torch.empty(0, device="cpu")
@@ -118,17 +135,6 @@ def _differences(prefix: str, live: Mapping[str, Any], stored: Mapping[str, Any]
 def _bare(model: nn.Module) -> Any:
     """The model without what `torch.compile` puts around it."""
     return getattr(model, "_orig_mod", model)
-
-
-def _adapters(model: Any) -> list[str]:
-    """Names of the adapters that a native checkpoint holds; [] for a model saved whole."""
-    if getattr(model, "_hf_peft_config_loaded", False):
-        return list(model.active_adapters())
-    if not hasattr(model, "peft_config"):
-        return []
-    from peft import PeftModel
-
-    return list(model.peft_config) if isinstance(model, PeftModel) else []
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

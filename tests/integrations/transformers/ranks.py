@@ -1,7 +1,8 @@
 """One rank of a data-parallel training: ``python -m tests.integrations.transformers.ranks FOLDER``.
 
 It trains without us, with us, and resumed by us, and compares its own results; then trainings end, well or
-not (`leaving`).  It prints what was saved and what it heard.
+not (`leaving`), and others look at once for what was saved (`awaited_ranks`).  It prints what was saved and
+what it heard.
 """
 
 import json
@@ -16,6 +17,7 @@ from dynaquant_transformers import DynaQuantCallback
 from tests.full_disk import files_of_at_most
 from tests.integrations.killing import digest_of
 from tests.integrations.pages import shown
+from tests.integrations.transformers.awaited_ranks import find
 from tests.integrations.transformers.kit import EXACT, everything, gpt, trainer
 from tests.integrations.transformers.leaving import leave
 
@@ -70,6 +72,7 @@ def main(folder):
     info = describe(folder / "searched" / "checkpoint-6")
     said = {"saved": [info.step, info.met, info.evaluations > 0], "two_bit": two_bits(folder / "two_bit")}
     said["lost"] = lost(folder / "lost")
+    said |= find(folder / "found", again.args.process_index)
     said |= leave(folder, again.args.process_index)
     sys.stdout.write(json.dumps(said) + "\n")
     again.accelerator.wait_for_everyone()

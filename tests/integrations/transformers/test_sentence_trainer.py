@@ -21,13 +21,13 @@ modules = pytest.importorskip("sentence_transformers.models")
 WORDS = [f"w{number}" for number in range(200)]
 
 
-def model_of(seed):
+def model_of(seed, *more):
     vocabulary = {"[UNK]": 0} | {word: number + 1 for number, word in enumerate(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     torch.manual_seed(seed)
     table = modules.StaticEmbedding(tokenizer, embedding_dim=32)
-    return sentence_transformers.SentenceTransformer(modules=[table], device="cpu")
+    return sentence_transformers.SentenceTransformer(modules=[table, *more], device="cpu")
 
 
 def pairs():
@@ -38,8 +38,8 @@ def pairs():
     return datasets.Dataset.from_dict(columns)
 
 
-def sentences(folder, *callbacks, seed=0, **options):
-    model, data = model_of(seed), pairs()
+def sentences(folder, *callbacks, seed=0, more=(), **options):
+    model, data = model_of(seed, *more), pairs()
     return sentence_transformers.SentenceTransformerTrainer(
         model,
         arguments(folder, sentence_transformers.SentenceTransformerTrainingArguments, **options),
@@ -68,6 +68,14 @@ def test_it_writes_no_native_weights_and_resumes_from_ours(tmp_path):
     again.train(resume_from_checkpoint=str(checkpoint))
     assert everything(again) == everything(whole)
     assert "_save" not in vars(again)  # its methods are its own again
+
+
+def test_modules_in_folders_of_their_own_leave_no_native_weights(tmp_path):
+    sentences(tmp_path / "whole", more=[modules.Dense(32, 8)]).train()
+    assert list((tmp_path / "whole" / "checkpoint-4").glob("1_Dense/*.safetensors"))
+    sentences(tmp_path / "ours", DynaQuantCallback(**EXACT), more=[modules.Dense(32, 8)]).train()
+    assert "1_Dense" in names(tmp_path / "ours" / "checkpoint-4")
+    assert list((tmp_path / "ours" / "checkpoint-4").rglob("*.safetensors")) == []
 
 
 def test_its_best_model_comes_from_ours(tmp_path):

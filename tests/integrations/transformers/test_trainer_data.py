@@ -73,6 +73,22 @@ def test_batches_without_a_label_do_not_count(tmp_path):
     assert describe(tmp_path / "checkpoint-8").met
 
 
+def test_fewer_rows_than_a_batch_are_measured_where_training_drops_what_is_left_over(tmp_path):
+    rows = digits(8, first=200)
+    given = {"dataloader_drop_last": True, "per_device_eval_batch_size": 6}
+    sets = {"few": rows[:3], "enough": rows}
+    one = trained(tmp_path, DynaQuantCallback(threshold=0.05), eval_dataset=sets, **given)
+    seen = [describe(tmp_path / f"checkpoint-{step}") for step in (2, 8)]
+    assert all(found.met and found.evaluations > 0 for found in seen)
+    with torch.no_grad():
+        losses = [
+            one.prediction_step(one.model.eval(), one.data_collator(part), True)[0]
+            for part in (rows[:3], rows[:6])
+        ]
+    assert seen[-1].quality["reference"] == pytest.approx(float(sum(losses)) / 2, rel=1e-5)
+    assert one.args.dataloader_drop_last
+
+
 @pytest.mark.parametrize("data", [[], {}], ids=str)
 def test_an_empty_evaluation_set_is_named(tmp_path, data):
     with pytest.raises(EvaluationError, match="eval_dataset"):

@@ -219,17 +219,6 @@ def test_the_last_line_of_the_history_is_the_trainers(tmp_path):
     assert "dynaquant/ratio" in one.state.log_history[-2]
 
 
-@pytest.mark.parametrize("name", ["trainer_state.json", "scheduler.pt"])
-def test_a_small_file_that_a_power_loss_has_emptied_is_damage_too(tmp_path, caplog, name):
-    trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=4).train()
-    (tmp_path / "checkpoint-4" / name).write_bytes(b"")
-    one = trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=6)
-    one.train(resume_from_checkpoint=True)
-    assert one._initial_global_step == 2
-    assert name in caplog.text
-    assert checkpoints(tmp_path) == [2, 4, 6]
-
-
 def test_a_training_in_the_midst_of_another_one_with_the_same_callback(tmp_path):
     callback = DynaQuantCallback(**EXACT)
 
@@ -241,6 +230,23 @@ def test_a_training_in_the_midst_of_another_one_with_the_same_callback(tmp_path)
     assert checkpoints(tmp_path / "outer") == [2, 4, 6]
     assert bits(read_tree(tmp_path / "outer" / "checkpoint-6")["model"]) == bits(dict(one.model.state_dict()))
     assert "optimizer.pt" not in names(tmp_path / "outer" / "checkpoint-6")
+
+
+def test_what_a_later_callback_saves_when_training_has_ended_is_there_after_it(tmp_path):
+    class AtTheEnd(TrainerCallback):
+        def on_train_end(self, args, state, control, **_):
+            one._save_checkpoint(one.model, None)
+
+    one = trainer(tmp_path, DynaQuantCallback(threshold=0.05), AtTheEnd(), max_steps=3)
+    one.train()
+    assert names(tmp_path) == {"checkpoint-2", "checkpoint-3"}, "no folder of what is being made"
+    found = describe(tmp_path / "checkpoint-3")
+    assert found.met
+    assert found.evaluations > 0
+    again = trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=5)
+    again.train(resume_from_checkpoint=True)
+    assert again._initial_global_step == 3
+    assert checkpoints(tmp_path) == [2, 3, 4, 5]
 
 
 def test_a_save_that_is_asked_for_during_a_search_saves_the_model_and_no_candidate(tmp_path):

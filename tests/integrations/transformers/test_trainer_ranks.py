@@ -78,6 +78,23 @@ def test_a_rank_that_fails_or_is_silent_ends_both_by_name_and_the_checkpoint_is_
         assert {"rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= names(checkpoint)
 
 
+def test_every_rank_finds_a_checkpoint_when_it_hears_of_it_or_goes_on_after_a_save(said):
+    first, second = said
+    assert first["both"] == second["both"] == second["alone"]
+    whole, found = second["both"]
+    assert whole
+    assert {"dynaquant.json", "rng_state_0.pth", "rng_state_1.pth"} <= set(found)
+    assert first["copied"]
+    assert second["copied"]
+
+
+def test_both_hear_of_a_save_that_one_of_them_wanted_to_find_and_that_failed(said):
+    (first, nothing), (second, neither) = (one["full"] for one in said)
+    assert "File too large" in first
+    assert second == f"SaveError: rank 0 of 2: {first}"
+    assert nothing is neither is None
+
+
 def test_every_rank_finds_the_checkpoints_when_training_has_ended(said):
     assert [one["found"] for one in said] == [[["checkpoint-2"], True]] * 2
 

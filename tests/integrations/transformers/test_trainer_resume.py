@@ -195,6 +195,13 @@ def test_the_trainers_rotation_never_breaks_a_chain(tmp_path):
     assert bits(stored["optimizer"]) == bits(one.optimizer.state_dict())
 
 
+def test_a_limit_that_removes_nothing_shortens_no_chain(tmp_path):
+    given = {"save_steps": 1, "max_steps": 3, "save_total_limit": -1}
+    trainer(tmp_path, DynaQuantCallback(**EXACT), **given).train()
+    assert checkpoints(tmp_path) == [1, 2, 3]
+    assert [describe(tmp_path / f"checkpoint-{step}").kind for step in (1, 2, 3)] == ["key", "delta", "delta"]
+
+
 def test_a_saved_model_stays_native(tmp_path):
     one = trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=2)
     one.train()

@@ -1,0 +1,135 @@
+"""Who finds a checkpoint there as soon as it was saved: a subclass that copies or uploads it."""
+
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from transformers import Trainer
+
+from dynaquant_core.plugins import is_checkpoint, read_tree
+from dynaquant_transformers import DynaQuantCallback, DynaQuantTrainerMixin
+from dynaquant_transformers.awaited import goes_on
+from tests.full_disk import files_of_at_most
+from tests.integrations.transformers.kit import EXACT, bits, checkpoints, everything, gpt, names, trainer
+
+
+class Backup(Trainer):
+    """Copies each checkpoint, from where it is told that it is or from where it knows that it is."""
+
+    asks = True
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        output = self._get_output_dir(trial=trial) if self.asks else self.args.output_dir
+        folder = Path(output, f"checkpoint-{self.state.global_step}")
+        shutil.copytree(folder, Path(self.args.output_dir, "backup", folder.name))
+
+
+class Knowing(Backup):
+    asks = False
+
+
+class Mixed(DynaQuantTrainerMixin, Backup):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Backup, Knowing, Mixed])
+def test_what_a_subclass_copies_after_a_save_is_the_whole_checkpoint(tmp_path, kind):
+    whole = trainer(tmp_path / "whole")
+    whole.train()
+    trainer(tmp_path / "ours", DynaQuantCallback(**EXACT), kind=kind).train()
+    saved = tmp_path / "ours" / "checkpoint-4"
+    copied = tmp_path / "ours" / "backup" / "checkpoint-4"
+    assert names(copied) == names(saved)
+    assert bits(read_tree(copied)) == bits(read_tree(saved))
+    assert json.loads((copied / "trainer_state.json").read_text())["global_step"] == 4
+    again = trainer(tmp_path / "again", DynaQuantCallback(**EXACT), model=gpt(seed=9))
+    again.train(resume_from_checkpoint=str(copied))
+    assert everything(again) == everything(whole)
+
+
+class Notes(Trainer):
+    """Notes in the folder of which it has asked before what it sees there after a save."""
+
+    def _save_checkpoint(self, model, trial):
+        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+        (folder / "after").mkdir()
+        (folder / "after" / "note.txt").write_text("seen")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_a_subclass_puts_where_it_was_sent_before_is_part_of_the_checkpoint(
+    tmp_path, monkeypatch, links
+):
+    def refuses(*_, **__):
+        raise PermissionError("Operation not permitted")  # as a file system without hard links does
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuses)
+    trainer(tmp_path, DynaQuantCallback(**EXACT), kind=Notes, max_steps=4).train()
+    assert names(tmp_path) == {"checkpoint-2", "checkpoint-4"}
+    for step in (2, 4):
+        assert (tmp_path / f"checkpoint-{step}" / "after" / "note.txt").read_text() == "seen"
+        assert read_tree(tmp_path / f"checkpoint-{step}")["optimizer"]["state"]
+
+
+def test_a_save_that_failed_is_not_copied_and_training_goes_on(tmp_path, caplog):
+    callback = DynaQuantCallback(**EXACT, on_error="warn")
+    with ExitStack() as full:
+
+        class Fills(Backup):
+            def _save_checkpoint(self, model, trial):
+                callback.session.settle()
+                if self.state.global_step == 4:
+                    full.enter_context(files_of_at_most(60_000))  # enough for the Trainer's own files
+                else:
+                    full.close()
+                super()._save_checkpoint(model, trial)
+
+        one = trainer(tmp_path, callback, kind=Fills)
+        one.train()
+    assert one.state.global_step == 8
+    assert checkpoints(tmp_path) == checkpoints(tmp_path / "backup") == [2, 6, 8]
+    assert "step 4 has no checkpoint" in caplog.text
+
+
+def test_where_saving_is_turned_off_a_subclass_still_finds_the_native_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("DYNAQUANT_DISABLE", "1")
+    trainer(tmp_path, DynaQuantCallback(**EXACT), kind=Backup, max_steps=2).train()
+    assert "trainer_state.json" in names(tmp_path / "backup" / "checkpoint-2")
+    assert not is_checkpoint(tmp_path / "backup" / "checkpoint-2")
+
+
+def test_who_does_nothing_after_a_save_waits_for_nothing():
+    class Before(Trainer):
+        def _save_checkpoint(self, model, trial):
+            self.create_model_card(model_name="digits")
+            super()._save_checkpoint(model, trial)
+
+    class Guards(Before):
+        def _save_checkpoint(self, model, trial):
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self.tell()
+
+    class Either(Before):
+        def _save_checkpoint(self, model, trial):
+            if trial is None:
+                super()._save_checkpoint(model, trial)
+                self.upload()
+            else:
+                super()._save_checkpoint(model, trial)
+
+    def of(kind):
+        return goes_on(object.__new__(kind))
+
+    assert [of(kind) for kind in (Trainer, Before)] == [False, False]
+    assert [of(kind) for kind in (Backup, Knowing, Mixed, Guards, Either)] == [True] * 5
+    one = object.__new__(Before)
+    one._save_checkpoint = lambda model, trial: None
+    assert goes_on(one)
