@@ -31,7 +31,8 @@ def test_by_default_feature_maps_alone_are_packed_and_a_language_model_learns_as
         one.train()
         losses.append(one.evaluate()["eval_loss"])
     assert set(coding[0].report()) == {"saved", "memory"}
-    assert losses[1] < 1.1 * losses[0]
+    # In the steep part of training, where a few steps are a tenth; where nothing is learnt, twice as much.
+    assert losses[1] < 1.25 * losses[0]
 
 
 @pytest.mark.parametrize("everything_coded", [False, True])
