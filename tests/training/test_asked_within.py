@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 import dynaquant_core as dq
 from dynaquant_core.store import commit
+from tests.training.models import Interruptible
 
 
 @pytest.fixture
@@ -229,20 +231,6 @@ def test_a_restore_in_the_middle_of_a_save_is_refused(tmp_path, on_signal):
     assert run.saves.store.info(20).quality["reference"] == pytest.approx(live)
 
 
-class Interruptible(torch.optim.SGD):
-    """Goes through its parameters in Python, as many do; armed, a signal comes between two of them."""
-
-    armed = False
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for number, parameter in enumerate(self.param_groups[0]["params"]):
-            if self.armed and number == 1:
-                self.armed = False
-                signal.raise_signal(signal.SIGUSR1)
-            parameter.sub_(parameter.grad, alpha=0.1)
-
-
 def stepped(optimizer, model):
     optimizer.zero_grad()
     model(torch.ones(1, 4)).square().sum().backward()
@@ -254,7 +242,7 @@ def stepped(optimizer, model):
 def stepping(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    optimizer = Interruptible(model.parameters(), lr=0.1)
+    optimizer = Interruptible(model.parameters(), 0.1, partial(signal.raise_signal, signal.SIGUSR1))
     with dq.Checkpointer(tmp_path, model, optimizer, every=100, exact="*") as saves:
         yield model, optimizer, saves
 

@@ -15,7 +15,16 @@ from torch.optim.lr_scheduler import StepLR
 
 import dynaquant_core as dq
 from dynaquant_core.training.handlers import in_handler
-from tests.training.models import EXACT, bits, build, net_loss, one_step, seed_everything, train
+from tests.training.models import (
+    EXACT,
+    Interruptible,
+    bits,
+    build,
+    net_loss,
+    one_step,
+    seed_everything,
+    train,
+)
 
 UNTOLD = "an optimizer has stepped"
 
@@ -217,25 +226,15 @@ def test_a_loop_that_tells_of_its_steps_hears_nothing(tmp_path, caplog, method):
 # -- half of a step ----------------------------------------------------------------------------------
 
 
-class Breaking(torch.optim.SGD):
-    """Goes through its parameters in Python, as many do; armed, Ctrl-C comes between two of them."""
-
-    armed = False
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for number, parameter in enumerate(self.param_groups[0]["params"]):
-            if self.armed and number == 1:
-                self.armed = False
-                raise KeyboardInterrupt
-            parameter.sub_(parameter.grad, alpha=0.1)
+def ctrl_c():
+    raise KeyboardInterrupt
 
 
 @pytest.fixture
 def broken_off(tmp_path, request):
     """A run whose fourth step ends in Ctrl-C, of which nobody tells."""
     model, _ = build()
-    optimizer = Breaking(model.parameters(), lr=0.1)
+    optimizer = Interruptible(model.parameters(), 0.1, ctrl_c)
     options = {"every": 3, **EXACT, **getattr(request, "param", {})}
     with dq.Checkpointer(tmp_path, model, optimizer, **options) as saves:
         train(model, optimizer, saves, 3)
