@@ -128,7 +128,8 @@ def read_by(read: Read, trainer: Any) -> None:
 
     Args:
         read: given the folder.
-        trainer: that is loading: its state.  A later one takes the place of one whose loading has failed.
+        trainer: that is loading: its state.  For other trainers, and for who calls ``torch.load``, nothing
+            is read by it.
     """
     stop_reading_by(read)
     _readers.append((weakref.WeakMethod(read), weakref.ref(trainer)))
@@ -146,9 +147,14 @@ def was_read() -> Path | None:
 
 
 def _readers_now() -> list[Read]:
-    """Those of the trainer that began to load last."""
-    live = [(read, of()) for reference, of in _readers if (read := reference()) is not None]
-    return [read for read, trainer in live if trainer is live[-1][1]]
+    """Those of the trainer that is loading: one whose loading failed may be alive, and reads for nobody."""
+    loading = {id(frame.f_locals.get("state")) for frame in _frames() if _is_composers(frame)} - {id(None)}
+    return [read for given, of in _readers if id(of()) in loading and (read := given()) is not None]
+
+
+def _is_composers(frame: FrameType) -> bool:
+    """Told by its module, whose functions all call a trainer's state ``state``."""
+    return str(frame.f_globals.get("__name__")).startswith("composer.")
 
 
 def _file_being_loaded() -> Path | None:

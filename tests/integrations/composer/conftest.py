@@ -16,6 +16,7 @@ SAID_BY_OTHERS = (
     "ignore:.*FSDP.state_dict_type.*",
     "ignore:.*world size.*",
     "ignore:No batches were trained",
+    "ignore:Implicitly cleaning up:ResourceWarning",  # a folder of a load that failed
     "ignore:.*was called before the ``update`` method",
 )
 

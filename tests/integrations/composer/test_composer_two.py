@@ -78,7 +78,8 @@ def test_both_rotate_on_after_every_restart(tmp_path, order, apart):
         assert files == {f"r{batch}.pt", "r-latest.pt", f"m{batch}.pt", "m-latest.pt"}
 
 
-def test_a_trainer_that_failed_to_load_reads_nothing_for_the_next(tmp_path):
+@pytest.mark.parametrize("next_is_ours", [True, False])
+def test_a_trainer_that_failed_to_load_reads_nothing_for_the_next(tmp_path, next_is_ours):
     fit(ours(tmp_path, **EXACT), duration="3ba")
     stale, fresh = ours(tmp_path / "stale", **EXACT), ours(tmp_path / "fresh", **EXACT)
     latest = str(tmp_path / "latest-rank0.pt")
@@ -87,6 +88,7 @@ def test_a_trainer_that_failed_to_load_reads_nothing_for_the_next(tmp_path):
     run = trainer(fresh, load_path=latest)
     read = []
     stale._run.load = lambda folder, **_: read.append(folder)
-    again = trainer(ours(tmp_path / "again", **EXACT), load_path=latest)
+    again = trainer(*[ours(tmp_path / "again", **EXACT)] * next_is_ours, load_path=latest)
     assert everything(again) == everything(run)
+    assert torch.load(latest, weights_only=False)["state"]
     assert not read
