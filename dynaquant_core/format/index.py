@@ -18,6 +18,7 @@ from dynaquant_core.format.entries import Index
 from dynaquant_core.format.limits import MAX_INDEX_BYTES, MAX_INDEX_NODES, MAX_INT_DIGITS
 from dynaquant_core.format.meta import check_meta
 from dynaquant_core.format.tables import read_streams, read_tensors, stream_table, tensor_table
+from dynaquant_core.handlers import by_handler
 from dynaquant_core.state.rebuild import leaf_names, unpack
 from dynaquant_core.state.tree import pack
 
@@ -38,6 +39,8 @@ def as_damage(path: str) -> Iterator[None]:
     except (CorruptFileError, UnsafePathError, OSError, MemoryError):
         raise
     except Exception as error:
+        if by_handler(error):
+            raise
         reason = f"{type(error).__name__}: {error}"
         raise CorruptFileError(
             f"{path}: its index holds what no writer puts there ({reason:.100}); take another checkpoint."

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from dynaquant_core.errors import DynaQuantError, SaveError
+from dynaquant_core.handlers import by_handler
 from dynaquant_core.training.classes import classes_of
 from dynaquant_core.training.forms import plain, without_functions
 from dynaquant_core.training.names import canonical_name, parameter_names
@@ -119,6 +120,8 @@ def _asked(part: str, name: str, state: Callable[[], Item]) -> Item:
     except DynaQuantError:
         raise
     except Exception as error:
+        if by_handler(error):
+            raise
         raise SaveError(
             f"{full_name(part, name)} could not tell its state ({type(error).__name__}: {error}); nothing "
             f"was saved."

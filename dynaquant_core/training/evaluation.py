@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from dynaquant_core.errors import ConfigError, EvaluationError
+from dynaquant_core.handlers import by_handler
 from dynaquant_core.search.quality import Quality
 from dynaquant_core.training.guard import insist, untouched
 
@@ -84,6 +85,8 @@ class Evaluation:
             except EvaluationError:
                 raise
             except Exception as error:
+                if by_handler(error):
+                    raise
                 raise EvaluationError(
                     f"evaluate raised {type(error).__name__}: {error}; the model has its own weights again."
                 ) from error

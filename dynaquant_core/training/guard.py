@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dynaquant_core.handlers import by_handler
 from dynaquant_core.training.attributes import Attributes
 from dynaquant_core.training.held import Held
 from dynaquant_core.training.rng import put_rng_back, rng_state
@@ -169,9 +170,9 @@ def insist(action: Callable[[], None]) -> None:
         try:
             action()
             break
-        except Exception:
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised below, when the work is done
-            interruption = error
+        except BaseException as error:
+            if isinstance(error, Exception) and not by_handler(error):
+                raise
+            interruption = error  # raised below, when the work is done
     if interruption is not None:
         raise interruption

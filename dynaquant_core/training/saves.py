@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StateMismatchError, StoreNotEmptyError
+from dynaquant_core.handlers import by_handler
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.store import CheckpointStore
 from dynaquant_core.training.answer import Answer
@@ -17,6 +18,9 @@ from dynaquant_core.training.worker import Worker
 __all__ = ["Saves"]
 
 logger = logging.getLogger(__name__)
+
+#: How often the last save is begun where signals' handlers raise in it.
+LAST_TRIES = 5
 
 
 class Saves:
@@ -113,8 +117,21 @@ class Saves:
             self._answer.drop(step)
             return False
         self.moved = True
-        saved = self.step == step  # perhaps within a tighter threshold
-        return self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
+        interruption: Exception | None = None
+        for _ in range(LAST_TRIES if last else 1):
+            saved = self.step == step  # perhaps within a tighter threshold
+            try:
+                answered = self._answer.give(step, save, saved=saved, raises=self.raises, last=last)
+                break
+            except Exception as error:
+                if not (last and by_handler(error)):
+                    raise
+                interruption = (
+                    error  # as of a second loader that has lost its workers; there is no later step
+                )
+        if interruption is not None:
+            raise interruption
+        return answered
 
     def look_ahead(self) -> None:
         """Says what every save would refuse of the folder, hours before the first is due.

@@ -18,8 +18,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from dynaquant_core.handlers import in_handler
 from dynaquant_core.hooks import OwnedHooks, has_hooks, untraced, watched
-from dynaquant_core.training.handlers import in_handler
 
 __all__ = ["Stepping"]
 

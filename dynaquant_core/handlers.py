@@ -1,4 +1,4 @@
-"""Whether a signal's handler runs: what it asks for comes at any time, not where the loop would ask."""
+"""Whether a signal's handler runs, or has raised: it comes at any time, not where the loop would ask."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import signal
 import sys
 import threading
 from functools import partial
+from traceback import walk_tb
 from types import CodeType, FrameType
 
-__all__ = ["in_handler"]
+__all__ = ["by_handler", "in_handler"]
 
 
 def in_handler() -> bool:
@@ -28,11 +29,38 @@ def in_handler() -> bool:
     """
     if threading.current_thread() is not threading.main_thread():  # where alone Python runs them
         return False
-    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    codes = _codes()
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
     return frame is not None
+
+
+def by_handler(error: BaseException) -> bool:
+    """Whether a signal's handler raised ``error``, or its cause: it is not about what it broke into.
+
+    So torch ends a loop whose data loader has lost a worker, and alarms end what takes too long.  Who turns
+    errors into others, or goes on after them, lets these pass.
+
+    Example:
+        >>> by_handler(ValueError())
+        False
+    """
+    codes = _codes()
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if any(frame.f_code in codes for frame, _ in walk_tb(cause.__traceback__)):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def _codes() -> set[CodeType]:
+    """What runs in the frames of the handlers that are set."""
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    return {code for code in codes if code is not None}
 
 
 def _code(handler: object) -> CodeType | None:
