@@ -8,6 +8,7 @@ it imports) it asks of a real one.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -72,12 +73,13 @@ class Program:
         """Everything that it has still to say.
 
         Raises:
-            subprocess.TimeoutExpired: it was still there; it is killed, which is no end of its own.
+            AssertionError: it was still there; it is killed, which is no end of its own.  The message says
+                where each of its threads stood.
         """
         errors: list[str] = []
         reader = threading.Thread(target=lambda: errors.append(self.stderr.read()))
         late = threading.Event()
-        watch = threading.Timer(timeout, lambda: (late.set(), self.kill()))
+        watch = threading.Timer(timeout, lambda: (late.set(), self._end()))
         reader.start()
         watch.start()
         said = self.stdout.read()
@@ -87,8 +89,14 @@ class Program:
         self.stdout.close()
         self.stderr.close()
         if late.is_set():
-            raise subprocess.TimeoutExpired(self.words, timeout, said, errors[0])
+            raise AssertionError(f"{' '.join(self.words)}: alive after {timeout} s\n{said}\n{errors[0]}")
         return said, errors[0]
+
+    def _end(self) -> None:
+        """Has it say where it stands, then kills it."""
+        os.kill(self.pid, signal.SIGUSR2)
+        self._process.join(2)
+        self.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +153,7 @@ def _run(words: list[str], env: dict[str, str], out: Connection, err: Connection
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False, buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR2, file=2)
     if "OMP_NUM_THREADS" in env:
         torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
     _, module, *arguments = words
