@@ -14,6 +14,9 @@ from torch import distributed
 
 from tests.programs import Program
 
+#: Groups that were left; see `leave`.
+_left: list[distributed.ProcessGroup] = []
+
 #: Act -> what each rank that lived recorded of it, in the order of ranks.
 Found = dict[str, list[Any]]
 
@@ -26,7 +29,18 @@ def a_group_of_one(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        distributed.destroy_process_group()
+        leave()
+
+
+def leave() -> None:
+    """Leaves the job; the group's threads live as long as the process.
+
+    What ends a gloo group waits for its threads while it holds the interpreter's lock, and a thread that has
+    just finished a sum wants that lock to let go of its tensors: now and then neither goes on (torch 2.7).
+    """
+    assert distributed.group.WORLD is not None
+    _left.append(distributed.group.WORLD)
+    distributed.destroy_process_group()
 
 
 def play(module: str, folder: Path, ranks: int, *acts: str, store: str = "file") -> Found:

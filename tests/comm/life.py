@@ -21,6 +21,7 @@ from dynaquant_core.comm import two_bit
 from dynaquant_core.training.capture import capture
 from dynaquant_core.training.checkpointer import Checkpointer
 from dynaquant_core.training.subject import Subject
+from tests.gloo import leave
 from tests.training.models import Net, bits, net_loss, one_step, seed_everything
 
 EVERY = 4
@@ -75,7 +76,7 @@ def main():
         found[act] = live(Path(out).parent / run, int(rank), steps, kills[int(rank)])
     Path(out).write_text(json.dumps(found), encoding="utf-8")
     distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

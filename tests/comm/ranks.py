@@ -20,6 +20,7 @@ from dynaquant_core import comm
 from dynaquant_core.comm import two_bit
 from dynaquant_core.errors import DynaQuantError
 from tests.comm.products import BELOW, BY_NAME, SIZES, Products, gradients, told, wrapped
+from tests.gloo import leave
 
 STEPS = 6
 
@@ -359,7 +360,7 @@ def main(player_of=Rank):
     Path(out).write_text(json.dumps(found), encoding="utf-8")
     if "orphaned" not in acts:  # nor is there anybody to wait for
         distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dynaquant_core as dq
 from dynaquant_core.comm import two_bit
 from dynaquant_core.errors import StateMismatchError
+from tests.gloo import leave
 
 STEPS = 8
 TRUE = torch.randn(16, 4, generator=torch.Generator().manual_seed(99))
@@ -89,7 +90,7 @@ def main():
     found = {act: [live(Path(out).parent / act, act, seed) for seed in range(2)] for act in acts}
     Path(out).write_text(json.dumps(found), encoding="utf-8")
     distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dynaquant_core.comm.two_bit.wire import Plan
 from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
 from tests.comm.products import BELOW, BY_NAME, SIZES, Products, gradients, told, wrapped
 from tests.comm.test_two_bit_ranks import residuals, senders, step_all
+from tests.gloo import leave
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -137,7 +138,7 @@ def test_a_sparse_gradient_is_refused_before_anything_changes():
 def one_rank():
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
-    distributed.destroy_process_group()
+    leave()
 
 
 def test_one_rank_compresses_as_any_other(one_rank, caplog):

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from dynaquant_core.comm import two_bit
 from dynaquant_core.errors import ConfigError, StateMismatchError, UnsupportedStateError
 from dynaquant_core.memory import samo
-from tests.gloo import a_group_of_one
+from tests.gloo import a_group_of_one, leave
 
 
 def state(rank, value=0.25, **other):
@@ -72,7 +72,7 @@ def test_what_the_first_rank_cannot_give():
         with pytest.raises(ConfigError, match=r"under samo\.wrap"):
             two_bit.from_first_rank(model)
     finally:
-        distributed.destroy_process_group()
+        leave()
 
 
 class Lookahead(torch.optim.Optimizer):

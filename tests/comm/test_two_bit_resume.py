@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dynaquant_core import Checkpointer
 from dynaquant_core.comm import two_bit
 from dynaquant_core.errors import ConfigError, StateMismatchError
-from tests.gloo import play
+from tests.gloo import leave, play
 
 LIFE = "tests.comm.life"
 
@@ -30,7 +30,7 @@ def test_killed_and_resumed_is_bit_identical_to_uninterrupted(tmp_path):
 def one_rank():
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
-    distributed.destroy_process_group()
+    leave()
 
 
 def trained(folder, steps, exact):

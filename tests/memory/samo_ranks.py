@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.errors import ConfigError
 from dynaquant_core.memory import samo
+from tests.gloo import leave
 from tests.memory.gathered import both, counted
 from tests.memory.samo_nets import OPTIMIZERS, DenseMasked, conv, gpt, loss_of, twin
 from tests.triton_here import why_not
@@ -232,7 +233,7 @@ def main(store, rank, ranks):
         "ddp": wrapped_in_ddp(),
     }
     sys.stdout.write(json.dumps(told) + "\n")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch import distributed, nn
 import dynaquant_core as dq
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory import samo
+from tests.gloo import leave
 
 
 class Pair:
@@ -98,7 +99,7 @@ def main():
     found = {act: play(act, folder, int(rank)) for act in acts}
     Path(out).write_text(json.dumps(found), encoding="utf-8")
     distributed.barrier()
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.memory import smaq
+from tests.gloo import leave
 from tests.memory.nets import mlp, rows, train
 
 
@@ -110,7 +111,7 @@ def main(store, rank, ranks, out, *acts):
     plays.update(dict.fromkeys(("later", "seeds", "seed", "reseeded"), midway))
     told = {act: plays[act](rank, act) for act in acts}
     Path(out).write_text(json.dumps(told), encoding="utf-8")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

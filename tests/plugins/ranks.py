@@ -31,6 +31,7 @@ from dynaquant_core.search import Manager
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.training.choice import Choice, Chooser, Promise
 from dynaquant_core.training.evaluation import Evaluation
+from tests.gloo import leave
 
 THRESHOLD = 0.02
 #: Long enough for a busy machine, short enough for a test.
@@ -274,7 +275,7 @@ def main() -> None:
         found[act] = {"saves": getattr(player, act)(), "told": player.told.messages.copy()}
         Path(out).write_text(json.dumps(found), encoding="utf-8")
     if not any("dies" in act for act in acts):
-        distributed.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":

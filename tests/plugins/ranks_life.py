@@ -14,6 +14,7 @@ from torch import distributed
 
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import PluginOptions, PluginRun
+from tests.gloo import leave as leave_group
 from tests.plugins.ranks_leave import leave
 from tests.training.models import build, evaluate_net, net_loss, one_step, seed_everything
 
@@ -67,7 +68,7 @@ def main(folder, rank, ranks):
     sys.stdout.write(json.dumps({"saved": kinds, "errors": errors} | left))
     if ranks > 1:
         distributed.barrier()
-        distributed.destroy_process_group()
+        leave_group()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedSta
 from dynaquant_core.plugins import PluginOptions, PluginRun, read_tree
 from dynaquant_core.plugins.rest import read_rest, split
 from dynaquant_core.state import flatten
+from tests.gloo import leave
 from tests.packed import PackedMomentum
 from tests.plugins.kit import Gauge, is_same
 from tests.training.models import Net, evaluate_net, net_loss, one_step
@@ -153,7 +154,7 @@ def test_one_ranks_share_of_a_tensor_is_refused(tmp_path):
         with pytest.raises(UnsupportedStateError, match="DTensor"):
             split({"model": {"weight": shared}})
     finally:
-        distributed.destroy_process_group()
+        leave()
 
 
 LEAVES = st.one_of(

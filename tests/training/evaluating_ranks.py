@@ -17,6 +17,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import dynaquant_core as dq
+from tests.gloo import leave
 
 
 class Inside(nn.Module):
@@ -75,4 +76,4 @@ if __name__ == "__main__":
     )
     found = {act: trained(Path(out).parent / act, act) for act in acts}
     Path(out).write_text(json.dumps(found), "utf-8")
-    distributed.destroy_process_group()
+    leave()

@@ -17,6 +17,7 @@ import torch
 from torch import distributed, nn
 
 import dynaquant_core as dq
+from tests.gloo import leave
 
 
 class _Lines(logging.Handler):
@@ -82,4 +83,4 @@ if __name__ == "__main__":
     distributed.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
     found = {act: ACTS[act](Path(out).parent / act) for act in acts}
     Path(out).write_text(json.dumps(found), "utf-8")
-    distributed.destroy_process_group()
+    leave()

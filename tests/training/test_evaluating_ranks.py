@@ -6,14 +6,14 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynaquant_core.training.evaluation import Evaluation
-from tests.gloo import play
+from tests.gloo import leave, play
 
 
 @pytest.fixture
 def one_rank():
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
-    distributed.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize("act", ["given", "nested", "closed over"])

@@ -8,6 +8,7 @@ from torch._dynamo.testing import CompileCounter
 from dynaquant_core.training.gradients import GradientCollector, moment_averages
 from dynaquant_core.training.names import parameter_names
 from tests.device.places import EVERYWHERE
+from tests.gloo import leave
 from tests.packed import PackedMomentum
 from tests.training.models import Net, gpt_loss, net_loss, one_step, seed_everything, small_gpt
 
@@ -120,7 +121,7 @@ def test_of_a_sharded_gradient_the_local_shard_counts(tmp_path):
         assert type(average) is torch.Tensor
         assert torch.equal(average, torch.full((4, 2), 3.0))
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 def test_several_optimizers_tied_and_frozen_parameters():

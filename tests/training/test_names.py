@@ -6,6 +6,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from dynaquant_core.training.capture import model_state
 from dynaquant_core.training.names import canonical_keys, parameter_names
+from tests.gloo import leave
 from tests.training.models import Net, small_gpt
 
 
@@ -13,7 +14,7 @@ from tests.training.models import Net, small_gpt
 def one_process_group(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    leave()
 
 
 class Nested(nn.Module):
