@@ -80,7 +80,8 @@ class Meta:
         parts: part -> how it was written; a part without tensors is absent.
         report: what the search recorded (quality, degradation, met, ..., seconds, search_state).
         links: how many links of a chain the weights' streams stand for; above 1 it is a super step.
-        unused: how weights would have been written, where the method took no tensor.
+        unused: the run's own way to write weights, where none is written so: the method took no tensor, or
+            could not write them anew.
     """
 
     step: int
@@ -95,7 +96,7 @@ class Meta:
     @property
     def weights(self) -> PartMeta | None:
         """How a run that goes on from here writes weights; None where the file does not say."""
-        return self.parts.get("weights", self.unused)
+        return self.unused or self.parts.get("weights")
 
     @property
     def kind(self) -> str:
