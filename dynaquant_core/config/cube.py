@@ -82,7 +82,8 @@ class DynaQuantOptions(FrozenSettings):
         sigma: weight of the count against the magnitude in K-means, in [0, 1] (paper A.2: 0.2).
         codebook_scope: ``"tensor"``, ``"global"``, or ``"auto"``: chosen at each key checkpoint.
         sketch: ``"bits"`` buckets float bit patterns; ``"log"`` is the published key.
-        mantissa_bits: resolution of the bit-pattern sketch, 4 to 10 (6: 0.775% relative error).
+        mantissa_bits: resolution of the bit-pattern sketch, 4 to 10 (6: 0.775% relative error), and by either
+            sketch of what is too narrow to be coded; without effect beside ``profile="paper"``.
         energy_cap: share of a tensor's own energy that shared pruning may remove, in (0, 1] (ours).
         frozen_slack: a base's codebook is kept while its loss is within this share of a fresh one's
             (0 refits at every checkpoint, as the paper does).
@@ -90,7 +91,7 @@ class DynaQuantOptions(FrozenSettings):
             centres, so that the next restore loses no movement (ours); ``"nearest"`` goes on as before.
         prune_scope: which weights share a pruning threshold: those of a ``"layer_type"`` (published), of a
             ``"tensor"``, or ``"global"``: all.  Embeddings are pruned in none.
-        profile: ``None``, or ``"paper"``: every choice above as published.
+        profile: ``None``, or ``"paper"``: every other choice above as published.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.

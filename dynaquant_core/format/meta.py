@@ -19,7 +19,8 @@ def check_meta(meta: Any) -> dict[str, Any]:
     Args:
         meta: a dict with ``step`` and ``sequence`` (whole numbers >= 0), ``kind`` ("key" or "delta"),
             ``base`` (None for a key; for a delta {"step", "sequence", "digest"}), ``parts`` ({name:
-            {"method", "options", "config"}}) and optionally ``report`` (a dict); further keys are free.
+            {"method", "options", "config"}}) and optionally ``report`` (a dict) and ``unused`` (what a part
+            is in ``parts``); further keys are free.
             No whole number in it has more than `MAX_META_BITS`: Python makes no float, nor a text, of longer.
 
     Raises:
@@ -38,7 +39,13 @@ def check_meta(meta: Any) -> dict[str, Any]:
     _need((base is None) == (kind == "key"), f"a {kind} checkpoint has the base {_shown(base)}")
     if base is not None:
         _check_base(base)
-    _check_parts(meta.get("parts"))
+    parts, unused = meta.get("parts"), meta.get("unused")
+    _need(isinstance(parts, dict), f"'parts' must be a dictionary, found {_shown(parts)}")
+    for name, part in parts.items():
+        _need(isinstance(name, str), f"the part {_shown(name)} is not described")
+        _check_part(f"parts.{name:.40}", part)
+    if unused is not None:
+        _check_part("unused", unused)
     _need(isinstance(meta.get("report", {}), (dict, type(None))), "'report' must be a dictionary")
     return dict(meta)
 
@@ -55,17 +62,12 @@ def _check_base(base: Any) -> None:
     _need(good, f"'base.digest' must be 32 hexadecimal digits, found {_shown(digest)}")
 
 
-def _check_parts(parts: Any) -> None:
-    _need(isinstance(parts, dict), f"'parts' must be a dictionary, found {_shown(parts)}")
-    for name, part in parts.items():
-        _need(isinstance(name, str) and isinstance(part, dict), f"the part {_shown(name)} is not described")
-        _need(isinstance(part.get("method"), str), f"'parts.{name:.40}.method' must be a name")
-        for key in ("options", "config"):
-            found = part.get(key)
-            _need(
-                isinstance(found, dict),
-                f"'parts.{name:.40}.{key}' must be a dictionary, found {_shown(found)}",
-            )
+def _check_part(place: str, part: Any) -> None:
+    _need(isinstance(part, dict), f"{place!r} must be a dictionary, found {_shown(part)}")
+    _need(isinstance(part.get("method"), str), f"'{place}.method' must be a name")
+    for key in ("options", "config"):
+        found = part.get(key)
+        _need(isinstance(found, dict), f"'{place}.{key}' must be a dictionary, found {_shown(found)}")
 
 
 def _is_count(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from torch import Tensor
 
@@ -80,13 +80,15 @@ class Qd(TensorMethod[QdConfig, Step, Layer]):
     Card.  A layer's weights go to evenly spaced levels over its own range, as many as the entropy H of its
     codes at ``maximum`` bins asks for: 2^ceil(H), within ``minimum`` and ``maximum``.  A delta writes the
     cyclic difference to the base's codes, modulo the larger of the two numbers of levels, so that a width may
-    change; then Huffman, one table a tensor.  Lost: up to half a step, range / (bins - 1) / 2, a weight; one
-    far weight widens the steps of its whole layer.  Cost: three passes over the weights, 1 byte a weight
+    change; then Huffman, one table a tensor.  A layer that is what the last checkpoint gave, as frozen layers
+    are after a restore, keeps levels and codes.  Lost: up to half a step, range / (bins - 1) / 2, a weight;
+    one far weight widens the steps of its whole layer.  Cost: four passes over the weights, 1 byte a weight
     held.
 
     Source: arXiv 2306.11800 (the baseline QD+) and the paper it names.  Departures: that text gives no rule
     for the width, the one above is our reading; a tensor whose differences are all the same costs one byte
-    and not a bit a weight.
+    and not a bit a weight; frozen layers are ours to keep: codes that a restore gave are fewer and have less
+    entropy than the weights had, so each save would give them fewer bins than the one before.
 
     Example:
         >>> import torch
@@ -99,6 +101,7 @@ class Qd(TensorMethod[QdConfig, Step, Layer]):
 
     name = "qd"
     point = QdConfig
+    keeps_still: ClassVar[bool] = True
 
     def space(self, *, gradients: bool) -> Space:  # noqa: ARG002
         """Both numbers of bins, as published; a minimum above the maximum counts as the maximum."""
@@ -128,6 +131,10 @@ class Qd(TensorMethod[QdConfig, Step, Layer]):
             levels = EvenLevels(levels.low, levels.high, bins)
             codes = levels.codes(values)
         return Step(Layer(levels, codes), base)
+
+    def kept(self, held: Layer, base: Layer | None) -> Step:
+        """The same levels and codes, against the base."""
+        return Step(held, base)
 
     def hold(self, coded: Step) -> Layer:
         """The layer without what it is written against."""

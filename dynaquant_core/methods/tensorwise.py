@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -75,9 +75,8 @@ class TensorMethod(ABC, Generic[P, C, H]):
     spares_gradients = True
     #: Whether what is held has to be made from the base's; a method without deltas never asks for a base.
     builds_on_base: ClassVar[bool] = True
-    #: Whether a tensor that has every bit of what the last checkpoint gave is written as it is held (coded
-    #: and held being one form, under any options), so that a frozen one takes its noise once and not again at
-    #: every restore.
+    #: Whether a tensor that has every bit of what the last checkpoint gave is written as it is held (`kept`,
+    #: under any options), so that a frozen one takes its noise once and not again at every restore.
     keeps_still: ClassVar[bool] = False
 
     @abstractmethod
@@ -90,6 +89,13 @@ class TensorMethod(ABC, Generic[P, C, H]):
 
         Words keep it bit for bit; the method meets them again in `adopt`.
         """
+
+    def kept(self, held: H, base: H | None) -> C:  # noqa: ARG002
+        """A tensor that is still what is held of it, coded as that; ``base`` as in `code`.
+
+        Asked for where `keeps_still`; coded and held are one form by default.
+        """
+        return cast("C", held)
 
     @abstractmethod
     def hold(self, coded: C) -> H:
@@ -295,19 +301,20 @@ class TensorDraft(Generic[P, C, H]):
                 self._coded[name] = plain_of(tensor, bf16=False)
             else:
                 base = self._below.get(name)
-                coded: C | Plain | None = self._still(name, tensor)
-                if coded is None:
-                    coded = self._method.code(name, tensor, base, self.config, self._plan)
-                self._coded[name] = coded
+                held = self._still(name, tensor)
+                if held is not None:
+                    self._coded[name] = self._method.kept(held, base)
+                else:
+                    self._coded[name] = self._method.code(name, tensor, base, self.config, self._plan)
         return self._coded[name]
 
-    def _still(self, name: str, tensor: Tensor) -> C | None:
+    def _still(self, name: str, tensor: Tensor) -> H | None:
         """What is held of a tensor that is what the last checkpoint gave; looked at once a save."""
         if self._last is None:
             return None
         if name not in self._stills:
             self._stills[name] = self._last.still(name, tensor)
-        found: C | None = self._stills[name]
+        found: H | None = self._stills[name]
         return found
 
     def _written(self, name: str) -> list[Stream]:

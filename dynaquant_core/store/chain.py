@@ -50,8 +50,8 @@ class Link:
 
     @property
     def weights(self) -> PartMeta | None:
-        """How the weights were written; None where the checkpoint has none."""
-        return self.meta.parts.get("weights")
+        """How a run that goes on from it writes weights (`Meta.weights`)."""
+        return self.meta.weights
 
     def specs(self, part: str) -> dict[str, TensorSpec]:
         """Names, shapes and dtypes of a part's tensors."""

@@ -80,6 +80,8 @@ class Meta:
         parts: part -> how it was written; a part without tensors is absent.
         report: what the search recorded (quality, degradation, met, ..., seconds, search_state).
         links: how many links of a chain the weights' streams stand for; above 1 it is a super step.
+        unused: the run's own way to write weights, where none is written so: the method took no tensor, or
+            could not write them anew.
     """
 
     step: int
@@ -89,6 +91,12 @@ class Meta:
     parts: Mapping[str, PartMeta]
     report: Mapping[str, Any] = field(default_factory=dict)
     links: int = 1
+    unused: PartMeta | None = None
+
+    @property
+    def weights(self) -> PartMeta | None:
+        """How a run that goes on from here writes weights; None where the file does not say."""
+        return self.unused or self.parts.get("weights")
 
     @property
     def kind(self) -> str:
@@ -111,6 +119,7 @@ class Meta:
             "kind": self.kind,
             "base": base and {"step": base.step, "sequence": base.sequence, "digest": base.digest},
             "parts": {name: part.as_dict() for name, part in self.parts.items()},
+            **({"unused": self.unused.as_dict()} if self.unused else {}),
             "report": dict(self.report),
         }
 
@@ -136,10 +145,11 @@ class Meta:
         unknown = sorted(set(data["parts"]) - set(PARTS))
         if unknown:
             raise CorruptFileError(f"{where}: the parts {unknown!r:.80} are not among {', '.join(PARTS)}.")
-        base = data["base"]
+        base, unused = data["base"], data.get("unused")
         return cls(
             **numbers,
             base=BaseLink(base["step"], base["sequence"], base["digest"]) if base else None,
             parts={name: PartMeta.from_dict(part, where) for name, part in data["parts"].items()},
             report=data.get("report") or {},
+            unused=PartMeta.from_dict(unused, where) if unused else None,
         )

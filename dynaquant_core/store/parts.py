@@ -68,7 +68,7 @@ class Settings:
         It merges as many links as were merged there.
 
         Args:
-            written: how that checkpoint's weights were written; None: there is none, or it has no weights.
+            written: how that checkpoint's weights were or would have been written; None: nobody says.
 
         Raises:
             UnknownMethodError: its method is not installed.

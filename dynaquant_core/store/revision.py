@@ -142,7 +142,9 @@ def write_revision(
     entry, index = link.entry, link.index
     described = {part: written for part, (written, _) in parts.items()}
     revision = _next_revision(scan, entry)
-    meta = replace(entry.meta, revision=revision, base=base, parts=described, links=links)
+    own = entry.meta.weights
+    unused = None if own == described.get("weights") else own
+    meta = replace(entry.meta, revision=revision, base=base, parts=described, links=links, unused=unused)
     path = entry.path.with_name(checkpoint_name(meta.step, meta.sequence, meta.revision))
     size = sum(len(stream.payload) for _, streams in parts.values() for stream in streams)
     require_space(path.parent, 2 * size, lambda: size)

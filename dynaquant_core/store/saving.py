@@ -22,7 +22,7 @@ from dynaquant_core.methods.base import Draft, FitsSpace, Hints, Method, Referen
 from dynaquant_core.methods.moments import least_bytes
 from dynaquant_core.state import TensorSpec, Tree
 from dynaquant_core.store.info import CheckpointInfo
-from dynaquant_core.store.meta import BaseLink
+from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
 from dynaquant_core.store.parts import Base, Division, HeldPart, written_by
 
 __all__ = ["Saving", "Sealed"]
@@ -125,8 +125,11 @@ class Saving:
         self._seconds += time.perf_counter() - started
         report = dict(report or {})
         report["seconds"] = {"draft": self._seconds, **(report.get("seconds") or {})}
+        methods = self._division.methods
+        parts = {part: written_by(methods[part], each.config) for part, each in drafts.items()}
+        weights = parts.get("weights") or written_by(methods["weights"], draft.config)
         return Sealed(
-            self.step, self._tree.skeleton, self._entries(), drafts, self._division, base, report, self._write
+            self.step, self._tree.skeleton, self._entries(), drafts, parts, weights, base, report, self._write
         )
 
     def _plain_draft(self, part: str, tensors: Mapping[str, Tensor], base: Base | None) -> Draft:
@@ -156,6 +159,8 @@ class Sealed:
     Attributes:
         step: completed optimizer steps.
         base: the link that a delta will name; None for a key.
+        parts: how each part is written; one without tensors is absent.
+        weights: how weights are written, also where the method takes no tensor.
     """
 
     def __init__(
@@ -164,7 +169,8 @@ class Sealed:
         skeleton: Any,
         entries: tuple[TensorEntry, ...],
         drafts: Mapping[str, Draft],
-        division: Division,
+        parts: Mapping[str, PartMeta],
+        weights: PartMeta,
         base: Base | None,
         report: dict[str, Any],
         write: Callable[[Sealed], CheckpointInfo] | None,
@@ -174,9 +180,8 @@ class Sealed:
         self.report = report
         self.skeleton = skeleton
         self.entries = entries
-        self.parts = {
-            part: written_by(division.methods[part], draft.config) for part, draft in drafts.items()
-        }
+        self.parts = parts
+        self.weights = weights
         self._drafts = drafts
         self._write = write
 
@@ -196,6 +201,11 @@ class Sealed:
     def link(self) -> BaseLink | None:
         """The base that the file names."""
         return self.base.link if self.base else None
+
+    def meta(self, sequence: int) -> Meta:
+        """What the file says of itself at a place in its store's order of commits."""
+        unused = None if "weights" in self.parts else self.weights
+        return Meta(self.step, sequence, 0, self.link, self.parts, self.report, unused=unused)
 
     @property
     def most(self) -> int:

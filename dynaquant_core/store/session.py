@@ -42,7 +42,7 @@ class Session:
         loaded: the checkpoint last saved through this object, or loaded to go on from.
         tells: the run says through `CheckpointStore.resume` from where it goes on, so other loads only look.
         last: what a reader holds after it, also where no delta may be written against it.
-        written: how its weights were written; None where it has none.
+        written: how weights are written from there on; None where its file does not say.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Session:
         Args:
             info: of the checkpoint.
             base: what was decoded of it; None where that was not all.
-            written: how its weights were written; None where it has none.
+            written: how weights are written from there on; None where its file does not say.
         """
         self._writer.doubts.read(info, whole=base is not None)
         with self._guard:
@@ -130,7 +130,7 @@ class Session:
         """
         with self.writing():
             self.loaded, self._base = self._writer.commit(sealed, self.loaded)
-            self.last, self.written = self._base, sealed.parts.get("weights", self.written)
+            self.last, self.written = self._base, sealed.weights
             seconds = self._merge()
             if seconds is not None:
                 self.loaded = replace(self.loaded, seconds={**self.loaded.seconds, "merge": seconds})

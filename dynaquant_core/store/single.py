@@ -17,7 +17,6 @@ from dynaquant_core.store.chain import open_chain
 from dynaquant_core.store.commit import remove_abandoned
 from dynaquant_core.store.disk import require_space, require_target
 from dynaquant_core.store.info import CheckpointInfo
-from dynaquant_core.store.meta import Meta
 from dynaquant_core.store.parts import Settings
 from dynaquant_core.store.prepare import prepare
 from dynaquant_core.store.remarks import Remarks
@@ -55,8 +54,7 @@ def begin_file(
 
     def write(sealed: Sealed) -> CheckpointInfo:
         require_space(path.parent, sealed.most, sealed.estimate)
-        meta = Meta(sealed.step, 0, 0, None, sealed.parts, sealed.report)
-        _, seconds = write_file(path, sealed, meta)
+        _, seconds = write_file(path, sealed, sealed.meta(0))
         remove_abandoned(path)
         return replace(read_entry(path).info, seconds=seconds)
 

@@ -29,7 +29,7 @@ from dynaquant_core.store.chain import MAX_DEPTH, Chain, open_chain
 from dynaquant_core.store.disk import file_identity, require_space
 from dynaquant_core.store.info import CheckpointInfo
 from dynaquant_core.store.kept import KeptFile
-from dynaquant_core.store.meta import BaseLink, Meta, PartMeta
+from dynaquant_core.store.meta import BaseLink, PartMeta
 from dynaquant_core.store.names import checkpoint_name, parse_name
 from dynaquant_core.store.parts import Base, Division, HeldPart, Settings, written_by
 from dynaquant_core.store.prepare import prepare
@@ -157,12 +157,12 @@ class Trail:
         require_space(folder, sealed.most, sealed.estimate)
         kept = self._put(folder) if link is not None else []
         sequence = max(self._sequence + 1, Catalogue(folder).scan().next_sequence())
-        meta = Meta(sealed.step, sequence, 0, link, sealed.parts, sealed.report)
+        meta = sealed.meta(sequence)
         path = folder / checkpoint_name(meta.step, meta.sequence)
         parts, seconds = write_file(path, sealed, meta)
         entry = read_entry(path)
         self._base = next_base(entry, sealed.base, parts)
-        self._written = sealed.parts.get("weights", self._written)
+        self._written = sealed.weights
         self.lineage = _grown(self.lineage if link else "", sealed.step)
         self._files = [*kept, KeptFile.of(entry, file_identity(path))]
         self._sequence = sequence

@@ -79,7 +79,7 @@ class Writer:
         self._require_base(scan, sealed)
         room = self._require_budget(scan, sealed)
         self._require_space(scan, sealed, loaded)
-        meta = Meta(sealed.step, scan.next_sequence(), 0, sealed.link, sealed.parts, sealed.report)
+        meta = sealed.meta(scan.next_sequence())
         path = self._folder / checkpoint_name(meta.step, meta.sequence)
         parts, seconds = write_file(path, sealed, meta, room)
         entry = read_entry(path)

@@ -239,6 +239,7 @@ TAMPERED = {
     "base without digest": put("meta", "base", value={"step": 1, "sequence": 1}),
     "part without method": put("meta", "parts", "exact", value={}),
     "report": put("meta", "report", value=3),
+    "unused part without method": put("meta", "unused", value={}),
     "leaf more than tensors": put("tree", "more", value=["t"]),
     "leaf less than tensors": put("tree", "model", "b", value=0),
     "tie to nothing": put("tree", "model", "tied", value=["t", 9]),

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dynaquant_core as dq
 from dynaquant_core.methods import Method, method_names, registry, resolve_method
 from dynaquant_core.methods.exact import Exact
+from dynaquant_core.methods.qd import Qd, QdConfig
 from dynaquant_core.store import CheckpointStore
 from tests.store.kit import is_same, small_state
 
@@ -74,6 +76,30 @@ class Misread(Mine):
 
     def decode(self, *arguments: Any, **options: Any) -> Any:
         raise KeyError("kaboom")
+
+
+class Forgetful(Qd):
+    """A method that cannot write what it holds as a key, and drafts it anew with fewer levels."""
+
+    name = "forgetful"
+    rekey = None  # type: ignore[assignment]
+
+
+def test_what_was_written_anew_exactly_still_names_the_runs_method(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(monkeypatch, {"forgetful": "tests.store.test_method_registry:Forgetful"})
+    state, config = {"weight": torch.randn(200, 200)}, QdConfig(maximum=256, minimum=8)
+    with CheckpointStore(tmp_path, method="forgetful") as store:
+        for step in (1, 2):
+            store.save(step, state, config=config)
+        before = store.load()
+    with CheckpointStore(tmp_path, max_chain=0) as store:
+        store.compact()
+        assert store.info(2).method == "exact"
+    with CheckpointStore(tmp_path) as store:
+        assert is_same(store.load(), before)
+        assert store.save(3, state, config=config).method == "forgetful"
 
 
 def test_a_method_and_its_entry_point_have_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import dynaquant_core as dq
+from dynaquant_core.methods.qd import QdConfig
 from dynaquant_core.plugins import PluginOptions, PluginRun
 
 
@@ -128,24 +129,29 @@ def test_excp_prunes_moments_by_their_own_weights(tmp_path: Path) -> None:
     assert all((square != 0).float().mean() > 0.01 for square in matrices)
 
 
-@pytest.mark.parametrize("method", ["gobo", "cnr", "qd", "lc", "scar", "topn", "dynaquant", "lattice"])
-def test_frozen_layers_take_noise_once_whatever_the_method(tmp_path, method):
+METHODS = ["gobo", "cnr", "qd", "lc", "scar", "topn", "dynaquant", "lattice"]
+
+
+@pytest.mark.parametrize(
+    ("method", "point"), [*((each, None) for each in METHODS), ("qd", QdConfig(maximum=256, minimum=8))]
+)
+def test_frozen_layers_take_noise_once_whatever_the_method(tmp_path, method, point):
     """Through restores, beside a layer that is trained, and over several keys."""
     drawn = torch.Generator().manual_seed(0)
     state = {name: 0.02 * torch.randn(250, 240, generator=drawn) for name in ("frozen", "half", "trained")}
     state["half"] = state["half"][:70, :80].bfloat16()
-    dq.CheckpointStore(tmp_path, method=method, max_chain=2).save(0, state)
+    dq.CheckpointStore(tmp_path, method=method, max_chain=2).save(0, state, config=point)
     first = dq.CheckpointStore(tmp_path).load()
     for step in range(1, 5):
         store = dq.CheckpointStore(tmp_path, max_chain=2)
         state = store.load()
         state["trained"] += 1e-3 * torch.randn(250, 240, generator=drawn)
-        store.save(step, state)
+        store.save(step, state, config=point)
     last = dq.CheckpointStore(tmp_path).load()
     assert all(torch.equal(last[name], first[name]) for name in ("frozen", "half"))
 
 
-@pytest.mark.parametrize("method", ["gobo", "cnr", "qd", "lc", "scar", "topn", "dynaquant", "lattice"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("change", ["shape", "exact", "not finite", "name", "option"])
 def test_frozen_layers_take_noise_once_whatever_becomes_of_another(tmp_path, method, change):
     """Where the list of a method's tensors is another, a key is due, and no base fits.

@@ -100,6 +100,32 @@ def test_what_holds_no_weights_says_nothing_about_the_method(tmp_path: Path) -> 
         assert store.save(2, small_state(2)).method == "lattice"
 
 
+def diverged() -> dict[str, object]:
+    """A state of which no method takes a tensor."""
+    return {"model": {"weight": torch.full((24, 32), torch.nan)}}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_checkpoint_without_a_tensor_of_the_method_still_names_it(tmp_path: Path, compacted: bool) -> None:
+    with CheckpointStore(tmp_path, method=OTHER) as store:
+        store.save(1, diverged())
+        assert store.save(2, diverged()).kind == "delta"
+    with CheckpointStore(tmp_path, max_chain=0) as store:
+        if compacted:
+            store.compact()
+            assert store.info(2).kind == "key"
+        store.load()
+        info = store.save(3, small_state(3), config=dq.Config(bins=8))
+    assert (info.method, info.options["sigma"]) == ("dynaquant", 0.2)
+
+
+def test_a_trail_s_checkpoint_without_a_tensor_of_the_method_still_names_it(tmp_path: Path) -> None:
+    first, second = Trail(method=OTHER), Trail()
+    saving = first.begin(1, diverged())
+    second.load(tmp_path, first.commit(saving.seal(saving.draft()), tmp_path)[1])
+    assert second.method.options()["sigma"] == 0.2
+
+
 def test_a_trail_goes_on_with_what_it_loaded(tmp_path: Path) -> None:
     first, folder = Trail(method=OTHER), tmp_path / "1"
     folder.mkdir()
