@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -101,10 +101,18 @@ class Installed:
         return self._run.wait()
 
     def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As ``Accelerator.save_state``; weights and optimizer are encoded and committed in the background.
+        """As ``Accelerator.save_state``; of numbered checkpoints weights and optimizer follow behind.
 
-        The folder counts as a checkpoint from its commit on, which comes after all other files in it.  A save
-        that a signal's handler asks for in the middle of another follows that one, and None is returned.
+        Under automatic naming they are encoded and committed in the background, and the folder counts as a
+        checkpoint from then on: `wait` before you copy, rename or upload it.  A folder that you name is whole
+        when this returns.  A save that a signal's handler asks for in the middle of another follows that one,
+        and None is returned.
+
+        Raises:
+            SaveError: the save before, or that into a folder that you name, could not be written, here or on
+                another process.
+            EvaluationError: ``evaluate`` failed; the checkpoint is exact.
+            StorageError: the system refused one of Accelerate's own files.
         """
         places: list[Any] = []
         self._turns.take(lambda: places.append(self._save_state(output_dir, *args, **kwargs)))
@@ -130,10 +138,14 @@ class Installed:
         tree = state_of(self._accelerator, models, written, step)
         if meeting.together:  # a process that saves alone, or comes too late, has nobody to wait for
             run.choose(step, tree)  # from here on nobody waits: where one cannot measure, the others leave
-        if self._accelerator.is_main_process:
-            run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
-            self._former.remove(run, Path(place))
-            self._naming.rotate(run)
+        named = not self._naming.automatic
+        with self._until_whole(meeting) if named else nullcontext():
+            if self._accelerator.is_main_process:
+                run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
+                self._former.remove(run, Path(place))
+                self._naming.rotate(run)
+                if named:  # it is the user's to rename or copy at once
+                    run.wait()
         steps.saved()
         return place
 
@@ -190,6 +202,16 @@ class Installed:
             return
         with on_all_ranks(meeting.step), self._everyone():
             yield
+
+    @contextmanager
+    def _until_whole(self, meeting: Meeting) -> Iterator[None]:
+        """What fails inside all hear of, and nobody goes on before; one alone waits for nobody."""
+        if not meeting.together:
+            yield
+            return
+        with on_all_ranks(meeting.step):
+            yield
+        self._accelerator.wait_for_everyone()  # a main process that ends takes along what the others read
 
     @contextmanager
     def _everyone(self) -> Iterator[None]:
