@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 
 from dynaquant_accelerate.folders import is_sign, weights_in
 from dynaquant_accelerate.former import Former
-from dynaquant_accelerate.guard import require_ours
+from dynaquant_accelerate.guard import require_one_save, require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
 from dynaquant_accelerate.loaders import as_before
 from dynaquant_accelerate.naming import Naming
 from dynaquant_accelerate.prepared import averages, inner_optimizers, whose, written_of
 from dynaquant_accelerate.schedule import Steps, steps_of
-from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
+from dynaquant_accelerate.shadows import SAVE, giving_stubs, ignoring_stubs, new_stub
 from dynaquant_accelerate.tracking import Tracking
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
@@ -127,12 +127,13 @@ class Installed:
         if meeting.together:
             steps.agree(meeting.step)
         step = steps.done
+        stub = new_stub(step)
         self._watch()  # what was prepared or registered since belongs to it
         try:
             with self._with_all(meeting):
                 self._naming.clear_the_way()
             with self._naming.numbered_together(), self._with_all(meeting):
-                place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
+                place, models, written = self._save_the_rest(stub, output_dir, *args, **kwargs)
         except (OSError, RuntimeError) as error:
             return self._refused(error)
         tree = state_of(self._accelerator, models, written, step)
@@ -141,7 +142,8 @@ class Installed:
         named = not self._naming.automatic
         with self._until_whole(meeting) if named else nullcontext():
             if self._accelerator.is_main_process:
-                run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
+                target = Path(place).resolve()  # a link that the user made stays one
+                run.save(target, step, tree, note={SAVE: stub[SAVE]})
                 self._former.remove(run, Path(place))
                 self._naming.rotate(run)
                 if named:  # it is the user's to rename or copy at once
@@ -156,12 +158,14 @@ class Installed:
 
         Raises:
             EmptyStoreError: nothing to load under automatic naming.
-            NotAStoreError: a save that was never committed, or another framework's checkpoint.
+            NotAStoreError: a save that was never committed, also over another's files, or another
+                framework's checkpoint.
             StateMismatchError: model or optimizer are not those that were saved; nothing was changed.
         """
         self._run.wait()
         folder = self._naming.folder(input_dir)
         if require_ours(folder):
+            require_one_save(folder)
             give = partial(self._give_weights, (load_kwargs or {}).get("weights_only", True))
             hook = _registered(self._accelerator.register_load_state_pre_hook, give)
             with ignoring_stubs(self._held()), hook:
@@ -243,9 +247,9 @@ class Installed:
         logger.warning("training goes on: %s", message)
 
     def _save_the_rest(
-        self, output_dir: Any, *args: Any, **kwargs: Any
+        self, stub: Mapping[str, Any], output_dir: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, list[nn.Module], list[nn.Module]]:
-        """Lets Accelerate write everything but weights and optimizers.
+        """Lets Accelerate write everything but weights and optimizers, for which it writes ``stub``.
 
         Returns:
             The folder, the models whose weights no hook of the user has kept to itself, and `written_of`.
@@ -262,7 +266,7 @@ class Installed:
 
         hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
         claimed = self._naming.claimed(self._former.look)
-        with self._naming.nothing_goes(), claimed, giving_stubs(self._held()), hook:
+        with self._naming.nothing_goes(), claimed, giving_stubs(self._held(), stub), hook:
             return self._save(output_dir, *args, **kwargs), models, written
 
     def _give_weights(self, weights_only: bool, models: list[nn.Module], folder: str) -> None:

@@ -1,12 +1,15 @@
-"""Folders that the user names: whole when save_state returns."""
+"""Folders that the user names: whole when save_state returns, and of one save when they are loaded."""
 
 import shutil
 import time
 
 import pytest
 
+from dynaquant_accelerate import export, newest
+from dynaquant_core.errors import NotAStoreError, SaveError
 from dynaquant_core.plugins.line import Line
-from tests.integrations.accelerate.kit import EPOCH, EXACT, build, everything, train
+from tests.full_disk import files_of_at_most
+from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, everything, names, train
 
 
 @pytest.fixture
@@ -39,3 +42,29 @@ def test_a_folder_may_be_renamed_or_copied_as_soon_as_it_is_saved(tmp_path, slow
         again.accelerator.load_state(str(tmp_path / f"kept-{number}"))
         again.done = again.ours.step
         assert everything(again) == want
+
+
+def test_a_save_over_a_checkpoint_that_is_never_finished_is_told_of_when_it_is_loaded(tmp_path, caplog):
+    bench, latest = train(named(tmp_path), EPOCH), str(tmp_path / "latest-1")
+    bench.accelerator.save_state(latest)
+    want = bits(bench.model.state_dict())
+    train(bench, 2 * EPOCH)
+    with files_of_at_most(16_000), pytest.raises(SaveError):  # enough for Accelerate's own files
+        bench.accelerator.save_state(latest)
+    again = named(tmp_path, seed=7)
+    before = everything(again)
+    with pytest.raises(NotAStoreError, match=r"of step 4 .* of step 8.*export\(None") as caught:
+        again.accelerator.load_state(latest)
+    assert everything(again) == before
+    assert newest(tmp_path) is None
+    assert "passed over: in" in caplog.text
+    export(None, tmp_path / "native", latest)
+    assert str(caught.value).split(":")[0] in caplog.text
+    plain = build(tmp_path, ours=False, seed=7)
+    plain.accelerator.load_state(str(tmp_path / "native"))
+    assert bits(plain.model.state_dict()) == want
+    assert bits(plain.scheduler.state_dict()) == bits(bench.scheduler.state_dict())
+    bench.accelerator.save_state(latest)
+    again.accelerator.load_state(latest)
+    assert bits(again.model.state_dict()) == bits(bench.model.state_dict())
+    assert not [name for name in names(latest) if "pending" in name]
