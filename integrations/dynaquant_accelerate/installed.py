@@ -92,7 +92,11 @@ class Installed:
         return self._run.last
 
     def newest(self) -> str | None:
-        """The newest whole checkpoint under automatic naming, for `load_state`; None: nothing to load yet."""
+        """The newest whole checkpoint under automatic naming, for `load_state`; None: nothing to load yet.
+
+        It waits for the saves that are under way, and for no other process: any may call it by itself.
+        It looks into a folder that all processes see.
+        """
         self._run.wait()
         return self._naming.newest()
 
@@ -155,6 +159,8 @@ class Installed:
         self, input_dir: str | None = None, load_kwargs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """As ``Accelerator.load_state``; native checkpoints are loaded natively.
+
+        Every process calls it.  Under automatic naming all load what is the newest to the main process.
 
         Raises:
             EmptyStoreError: nothing to load under automatic naming.
