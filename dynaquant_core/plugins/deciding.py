@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins.agreement import Stand, await_commit, compared, deadline, rank, ranks, tell_commit
 from dynaquant_core.plugins.watched import Watched
 from dynaquant_core.store.saving import Saving
@@ -50,6 +49,7 @@ class Decider:
     def __init__(self, trail: Trail, watched: Watched) -> None:
         self._trail = trail
         self._watched = watched
+        self._said = False  # that nothing of what is saved can be measured
 
     def together(
         self, step: int, tree: Any, problem: Exception | None, announce: Callable[[], None]
@@ -192,11 +192,14 @@ class Decider:
             return Choice(saving.draft())  # everything is exact
         if self._watched.sees(saving.live):
             return None
-        error = EvaluationError(
-            f"the state to save at step {saving.step} holds copies of the model's tensors only, so no "
-            "candidate could be evaluated; the checkpoint is exact."
-        )
-        return Choice(saving.draft(saving.space.beyond[-1]), error=error)
+        if not self._said:
+            self._said = True
+            logger.warning(
+                "no search at step %d: nothing in the state to save is of the model that evaluate measures "
+                "(it is another's, or copied by a hook), so such checkpoints are exact, and larger",
+                saving.step,
+            )
+        return self._watched.chooser.unsearched(saving)
 
     def _choice_together(self, saving: Saving) -> Choice:
         from dynaquant_core.plugins.parallel import choose_together  # not every torch is built for it

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
-from dynaquant_core.errors import DynaQuantError, StoreNotEmptyError
+from dynaquant_core.errors import DynaQuantError, StorageError, StoreNotEmptyError
 from dynaquant_core.plugins.marker import MARKER, Marker, RestFile
 from dynaquant_core.store.commit import write_atomically
 from dynaquant_core.store.disk import guarded, make_folder, sync_files, sync_folder
@@ -23,7 +25,7 @@ from dynaquant_core.store.lock import WriterLock
 from dynaquant_core.store.names import LOCK_FILE, is_leftover, parse_name
 from dynaquant_core.store.trail import open_link
 
-__all__ = ["Place", "copy_checkpoint", "remove_abandoned", "remove_folder", "replacing"]
+__all__ = ["Filling", "Place", "copy_checkpoint", "remove_abandoned", "remove_folder", "replacing"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,18 +87,32 @@ class Place:
             logger.warning("not everything old could be removed from %s: %s", self.folder, error)
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[Place]:
+#: Gives the place on entry and ends the filling of it.
+Filling: TypeAlias = AbstractContextManager[Place]
+
+
+def replacing(target: Path) -> Filling:
     """Gives a place to fill; the block is to `Place.settle` it.
 
     Files of others in the folder stay.  A file that stands where the folder should (the framework's native
-    checkpoint of that name) gives way at the end.
+    checkpoint of that name) gives way at the end.  The block may begin long after the call: a folder that is
+    there at the call has to be there still, as what others have put into it belongs to the checkpoint.
 
     Raises:
         StoreNotEmptyError: the folder is somebody's store.
         StoreLockedError: another process is filling it.
-        StorageError: the system refused.
+        StorageError: the system refused, or the folder was renamed, replaced or removed since the call.
     """
+    return _replacing(target, _folder_at(target))
+
+
+@contextmanager
+def _replacing(target: Path, before: tuple[int, int] | None) -> Iterator[Place]:
+    if before not in (None, _folder_at(target)):
+        raise StorageError(
+            f"{str(target)!r} is not the folder that was to be saved into: it was renamed, replaced or "
+            "removed before its checkpoint was in it; call wait() after a save before you touch its folder."
+        )
     with guarded("look at", target):
         if target.is_symlink() and (not target.is_dir() or (target / MARKER).exists()):
             target.unlink()  # it names another checkpoint
@@ -203,6 +219,15 @@ def remove_abandoned(folder: Path, is_left: Callable[[], bool]) -> bool:
         return left
     finally:
         lock.release(remove=True)
+
+
+def _folder_at(path: Path) -> tuple[int, int] | None:
+    """What tells a folder from another of its name; None where there is none, or a link."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
 
 
 def _require_free(folder: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins.agreement import deadline, ranks, require_all_well, tell_commit
 from dynaquant_core.plugins.deciding import Chosen, Decider
-from dynaquant_core.plugins.folder import copy_checkpoint, remove_folder, replacing
+from dynaquant_core.plugins.folder import Filling, copy_checkpoint, remove_folder, replacing
 from dynaquant_core.plugins.line import Line
 from dynaquant_core.plugins.local_path import local_path
 from dynaquant_core.plugins.marker import Marker, versions_of
@@ -358,7 +358,7 @@ class PluginRun:
         error = chosen.choice.error
         del chosen, before, plain, of_tree
         self._chosen = None  # the job must not keep what refers to the live state
-        job = partial(self._commit, sealed, folder, data, note)
+        job = partial(self._commit, sealed, replacing(folder), data, note)
         ended, self._ended = self._ended or begin(), None
         self._line.put(f"the save of step {step} to {folder}", job, ended)
         self._failed = False
@@ -366,9 +366,9 @@ class PluginRun:
             self._line.wait()
             raise error
 
-    def _commit(self, sealed: Sealed, folder: Path, rest: bytes | None, note: Mapping[str, str]) -> None:
+    def _commit(self, sealed: Sealed, filling: Filling, rest: bytes | None, note: Mapping[str, str]) -> None:
         """Runs on the background thread."""
-        with replacing(folder) as place:
+        with filling as place:
             info, link = self._trail.commit(sealed, place.folder)
             file = None if rest is None else place.write_rest(rest)
             place.settle(Marker(self._framework, link, self._versions, file, note), self._trail.names)

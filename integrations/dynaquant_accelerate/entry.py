@@ -39,7 +39,8 @@ def install(
     the weights are then exact.  Under automatic naming Accelerate itself waits for all.
 
     Args:
-        accelerator: after ``prepare``.
+        accelerator: after ``prepare``; of a model alone in a script that only evaluates, where ``load_state``
+            then restores the weights.
         every: optimizer steps between your calls of ``save_state``, if regular; None: the distance of the
             last two is taken to go on.  It says when gradients are worth averaging, not when to save.
         evaluate: takes nothing, or the unwrapped model; returns a number, or one a batch, on fixed held-out

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from dynaquant_accelerate.shadows import STUB
+from dynaquant_accelerate.shadows import SAVE, STUB, is_stub
+from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import is_checkpoint
+from dynaquant_core.plugins.marker import Marker
 
 __all__ = [
     "OPTIMIZER",
@@ -24,9 +27,13 @@ __all__ = [
     "is_unfinished",
     "newest",
     "number_of",
+    "of_two_saves",
     "put_sign",
+    "stub_in",
     "weights_in",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Stands where Accelerate looks for weights; not one of ours reads it.
 SIGN: Final = "pytorch_model.bin"
@@ -37,7 +44,7 @@ _PART: Final = ".sign.part"
 #: Names under which Accelerate writes the weights of each model.
 _WEIGHTS: Final = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
 
-#: Where Accelerate keeps the first optimizer; `STUB` in a checkpoint of ours.
+#: Where Accelerate keeps the first optimizer; a stub in a checkpoint of ours.
 OPTIMIZER: Final = "optimizer.bin"
 
 #: Where Accelerate keeps random streams, the last of its files that every checkpoint has.
@@ -103,7 +110,7 @@ def is_sign(path: Path) -> bool:
 def is_native(folder: Path) -> bool:
     """Whether the save into a folder that ended last was Accelerate's own: its state is there."""
     optimizer = folder / OPTIMIZER
-    if not optimizer.is_file() or _says(optimizer, STUB["dynaquant"]):
+    if not optimizer.is_file() or _says(optimizer, STUB):
         return False
     return not is_sign(folder / SIGN) or len(weights_in(folder)) > 1
 
@@ -122,10 +129,40 @@ def is_unfinished(folder: Path) -> bool:
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= {_PART}
 
 
+def stub_in(path: Path) -> dict[str, Any] | None:
+    """The stub in a file of Accelerate's; None: another state is there, or nothing."""
+    if not _says(path, STUB):
+        return None
+    try:
+        state = torch.load(path, weights_only=True)
+    except Exception:  # noqa: BLE001 - an object of the user's, or damaged, which loading it will tell
+        return None
+    return state if is_stub(state) else None
+
+
+def of_two_saves(folder: Path) -> str | None:
+    """How a checkpoint of ours and what Accelerate has put beside it differ; None: both are of one save.
+
+    A save over the checkpoint before, in the same folder, leaves that where it never comes to its end.
+    """
+    stub = stub_in(folder / OPTIMIZER)
+    try:
+        marker = Marker.read(folder)
+    except DynaQuantError:  # reading the checkpoint will tell
+        return None
+    if stub is None or stub.get(SAVE) == marker.note.get(SAVE):
+        return None
+    return (
+        f"in {str(folder)!r} weights and optimizer are of step {marker.step} and the other files of step "
+        f"{stub.get('step', 'unknown')}, whose save was never finished"
+    )
+
+
 def newest(folder: str | os.PathLike[str]) -> str | None:
     """The checkpoint below ``folder`` with the highest number that can be resumed from.
 
-    Folders of saves that died are passed over; native checkpoints count like ours.
+    Folders of saves that died are passed over, with a line in the log where one died over a checkpoint of
+    before; native checkpoints count like ours.
 
     Args:
         folder: holds the checkpoints, such as ``project_dir/checkpoints``.
@@ -161,5 +198,8 @@ def _says(path: Path, text: str) -> bool:
 
 def _is_whole(folder: Path) -> bool:
     if is_checkpoint(folder):
-        return True
+        mixed = of_two_saves(folder)
+        if mixed is not None:
+            logger.warning("passed over: %s", mixed)
+        return mixed is None
     return (folder / _STREAMS).is_file() and not is_unfinished(folder)

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import accelerate
 
-from dynaquant_accelerate.folders import is_native, is_unfinished
+from dynaquant_accelerate.folders import is_native, is_unfinished, of_two_saves
 from dynaquant_core.errors import ConfigError, DependencyError, NotAStoreError
 from dynaquant_core.plugins import is_checkpoint, require_whole
 from dynaquant_core.plugins.marker import Marker
 
-__all__ = ["require_known", "require_ours", "require_whole_weights"]
+__all__ = ["require_known", "require_one_save", "require_ours", "require_whole_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,3 +79,13 @@ def require_ours(folder: Path) -> bool:
             f"(dynaquant_accelerate.newest finds it)."
         )
     return False
+
+
+def require_one_save(folder: Path) -> None:
+    """Raises NotAStoreError where a checkpoint of ours lies among the files of another save."""
+    mixed = of_two_saves(folder)
+    if mixed is not None:
+        raise NotAStoreError(
+            f"{mixed}: give another checkpoint, or take both as they are from a folder that "
+            f"dynaquant_accelerate.export(None, FOLDER, {str(folder)!r}) writes."
+        )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 
 from dynaquant_accelerate.folders import is_sign, weights_in
 from dynaquant_accelerate.former import Former
-from dynaquant_accelerate.guard import require_ours
+from dynaquant_accelerate.guard import require_one_save, require_ours
 from dynaquant_accelerate.live import modules_of, put_back, state_of
 from dynaquant_accelerate.loaders import as_before
 from dynaquant_accelerate.naming import Naming
 from dynaquant_accelerate.prepared import averages, inner_optimizers, whose, written_of
 from dynaquant_accelerate.schedule import Steps, steps_of
-from dynaquant_accelerate.shadows import giving_stubs, ignoring_stubs
+from dynaquant_accelerate.shadows import SAVE, giving_stubs, ignoring_stubs, new_stub
 from dynaquant_accelerate.tracking import Tracking
 from dynaquant_core import CheckpointInfo
 from dynaquant_core.errors import DynaQuantError, EvaluationError, StorageError
@@ -92,7 +92,11 @@ class Installed:
         return self._run.last
 
     def newest(self) -> str | None:
-        """The newest whole checkpoint under automatic naming, for `load_state`; None: nothing to load yet."""
+        """The newest whole checkpoint under automatic naming, for `load_state`; None: nothing to load yet.
+
+        It waits for the saves that are under way, and for no other process: any may call it by itself.
+        It looks into a folder that all processes see.
+        """
         self._run.wait()
         return self._naming.newest()
 
@@ -101,10 +105,18 @@ class Installed:
         return self._run.wait()
 
     def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As ``Accelerator.save_state``; weights and optimizer are encoded and committed in the background.
+        """As ``Accelerator.save_state``; of numbered checkpoints weights and optimizer follow behind.
 
-        The folder counts as a checkpoint from its commit on, which comes after all other files in it.  A save
-        that a signal's handler asks for in the middle of another follows that one, and None is returned.
+        Under automatic naming they are encoded and committed in the background, and the folder counts as a
+        checkpoint from then on: `wait` before you copy, rename or upload it.  A folder that you name is whole
+        when this returns.  A save that a signal's handler asks for in the middle of another follows that one,
+        and None is returned.
+
+        Raises:
+            SaveError: the save before, or that into a folder that you name, could not be written, here or on
+                another process.
+            EvaluationError: ``evaluate`` failed; the checkpoint is exact.
+            StorageError: the system refused one of Accelerate's own files.
         """
         places: list[Any] = []
         self._turns.take(lambda: places.append(self._save_state(output_dir, *args, **kwargs)))
@@ -119,21 +131,27 @@ class Installed:
         if meeting.together:
             steps.agree(meeting.step)
         step = steps.done
+        stub = new_stub(step)
         self._watch()  # what was prepared or registered since belongs to it
         try:
             with self._with_all(meeting):
                 self._naming.clear_the_way()
             with self._naming.numbered_together(), self._with_all(meeting):
-                place, models, written = self._save_the_rest(output_dir, *args, **kwargs)
+                place, models, written = self._save_the_rest(stub, output_dir, *args, **kwargs)
         except (OSError, RuntimeError) as error:
             return self._refused(error)
         tree = state_of(self._accelerator, models, written, step)
         if meeting.together:  # a process that saves alone, or comes too late, has nobody to wait for
             run.choose(step, tree)  # from here on nobody waits: where one cannot measure, the others leave
-        if self._accelerator.is_main_process:
-            run.save(Path(place).resolve(), step, tree)  # a link that the user made stays one
-            self._former.remove(run, Path(place))
-            self._naming.rotate(run)
+        named = not self._naming.automatic
+        with self._until_whole(meeting) if named else nullcontext():
+            if self._accelerator.is_main_process:
+                target = Path(place).resolve()  # a link that the user made stays one
+                run.save(target, step, tree, note={SAVE: stub[SAVE]})
+                self._former.remove(run, Path(place))
+                self._naming.rotate(run)
+                if named:  # it is the user's to rename or copy at once
+                    run.wait()
         steps.saved()
         return place
 
@@ -142,14 +160,18 @@ class Installed:
     ) -> None:
         """As ``Accelerator.load_state``; native checkpoints are loaded natively.
 
+        Every process calls it.  Under automatic naming all load what is the newest to the main process.
+
         Raises:
             EmptyStoreError: nothing to load under automatic naming.
-            NotAStoreError: a save that was never committed, or another framework's checkpoint.
+            NotAStoreError: a save that was never committed, also over another's files, or another
+                framework's checkpoint.
             StateMismatchError: model or optimizer are not those that were saved; nothing was changed.
         """
         self._run.wait()
         folder = self._naming.folder(input_dir)
         if require_ours(folder):
+            require_one_save(folder)
             give = partial(self._give_weights, (load_kwargs or {}).get("weights_only", True))
             hook = _registered(self._accelerator.register_load_state_pre_hook, give)
             with ignoring_stubs(self._held()), hook:
@@ -192,6 +214,16 @@ class Installed:
             yield
 
     @contextmanager
+    def _until_whole(self, meeting: Meeting) -> Iterator[None]:
+        """What fails inside all hear of, and nobody goes on before; one alone waits for nobody."""
+        if not meeting.together:
+            yield
+            return
+        with on_all_ranks(meeting.step):
+            yield
+        self._accelerator.wait_for_everyone()  # a main process that ends takes along what the others read
+
+    @contextmanager
     def _everyone(self) -> Iterator[None]:
         """Waits at its end for all processes, failed or not, however long: then every file is there."""
         try:
@@ -221,9 +253,9 @@ class Installed:
         logger.warning("training goes on: %s", message)
 
     def _save_the_rest(
-        self, output_dir: Any, *args: Any, **kwargs: Any
+        self, stub: Mapping[str, Any], output_dir: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, list[nn.Module], list[nn.Module]]:
-        """Lets Accelerate write everything but weights and optimizers.
+        """Lets Accelerate write everything but weights and optimizers, for which it writes ``stub``.
 
         Returns:
             The folder, the models whose weights no hook of the user has kept to itself, and `written_of`.
@@ -240,7 +272,7 @@ class Installed:
 
         hook = _registered(self._accelerator.register_save_state_pre_hook, take_weights)
         claimed = self._naming.claimed(self._former.look)
-        with self._naming.nothing_goes(), claimed, giving_stubs(self._held()), hook:
+        with self._naming.nothing_goes(), claimed, giving_stubs(self._held(), stub), hook:
             return self._save(output_dir, *args, **kwargs), models, written
 
     def _give_weights(self, weights_only: bool, models: list[nn.Module], folder: str) -> None:

@@ -57,20 +57,21 @@ def state_of(
 
 
 def put_back(accelerator: Any, models: Sequence[nn.Module], tree: Mapping[str, Any]) -> None:
-    """Puts a loaded tree into the same objects.
+    """Puts a loaded tree into the same objects; weights alone where no optimizer is prepared, as natively.
 
     Raises:
         StateMismatchError: it was saved of others; names them; nothing was changed.
     """
     modules, optimizers = modules_of(accelerator, models), inner_optimizers(accelerator)
     prepared = modules_of(accelerator, accelerator._models)
+    states = tree["optimizer"] if optimizers else []
     stored = _by_name(tree["model"], modules or prepared)
     found = _other_names(modules, prepared, stored)
     for name in modules if not found else ():
         found += _differences(
             f"{name}: " if len(modules) > 1 else "", modules[name].state_dict(), stored[name]
         )
-    found = found or _other_optimizers(optimizers, tree["optimizer"])
+    found = found or _other_optimizers(optimizers, states)
     if found:
         more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise StateMismatchError(
@@ -81,7 +82,7 @@ def put_back(accelerator: Any, models: Sequence[nn.Module], tree: Mapping[str, A
         spare_unwritable(module, stored[name], name)
     for name, module in modules.items():
         module.load_state_dict(stored[name])
-    for optimizer, state in zip(optimizers, tree["optimizer"], strict=True):
+    for optimizer, state in zip(optimizers, states, strict=True):
         optimizer.load_state_dict(state)
 
 

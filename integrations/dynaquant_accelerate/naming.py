@@ -45,12 +45,11 @@ class Naming:
         return Path(self._accelerator.project_dir or ".") / "checkpoints"
 
     def newest(self) -> str | None:
-        """The newest checkpoint that is whole, the same on every process; None where there is none."""
-        found: list[str | None] = [newest(self.parent)]
-        return broadcast_object_list(found)[0]  # type: ignore[no-any-return]
+        """The newest checkpoint that is whole, as this process sees it; None where there is none."""
+        return newest(self.parent)
 
     def folder(self, given: str | None) -> Path:
-        """The folder that ``load_state`` is to read.
+        """The folder that ``load_state`` is to read; without a given one every process calls it.
 
         Raises:
             EmptyStoreError: automatic naming, and nothing there that is whole.
@@ -59,7 +58,7 @@ class Naming:
         if given is not None:
             return Path(given).expanduser()
         require(self.automatic, NO_FOLDER)
-        found = self.newest()
+        [found] = broadcast_object_list([self.newest()])  # the main process's holds for all
         if found is None:
             raise EmptyStoreError(
                 f"there is no whole checkpoint in {str(self.parent)!r} yet: start without load_state."

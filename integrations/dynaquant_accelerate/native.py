@@ -8,12 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from dynaquant_accelerate.folders import SIGN, is_sign
+from dynaquant_accelerate.folders import SIGN, is_sign, of_two_saves, stub_in
 from dynaquant_accelerate.guard import require_ours
 from dynaquant_accelerate.live import NAMED
-from dynaquant_accelerate.shadows import STUB
 from dynaquant_core.errors import NotAStoreError, StateMismatchError
 from dynaquant_core.plugins import MARKER, read_tree
 from dynaquant_core.plugins.native_files import write_natively
@@ -45,7 +42,8 @@ def export(
             each in a list, under "optimizer".
         path: the new folder; nothing may be there, or an empty folder.
         source: the checkpoint's folder, whose scheduler, random streams and so on are copied; None: only
-            weights and optimizers are written, which the log says, as ``load_state`` asks for more.
+            weights and optimizers are written, which the log says, as ``load_state`` asks for more.  Where
+            a later save that was never finished has written those, the log says so, too.
         prefix: put before every name of the models' tensors: "module." for a run under data parallelism,
             "_orig_mod." for a compiled model.
 
@@ -61,6 +59,8 @@ def export(
         raise NotAStoreError(f"{str(folder)!r} is no DynaQuant checkpoint of Accelerate.")
     if tree is None and folder is not None:
         tree = read_tree(folder)
+    if folder is not None and (mixed := of_two_saves(folder)) is not None:
+        logger.warning("%s: both are exported as they are", mixed)
     _require_models(tree)
     optimizers = _optimizers(tree["optimizer"])
     with new_folder("export to", target) as fresh:
@@ -121,7 +121,7 @@ def _write(tree: Mapping[str, Any], optimizers: Sequence[Any], folder: Path, pre
             _save(named, file)
         if named:  # what the user has put there is not of this checkpoint
             (folder / _numbered(SAFE, place)).unlink(missing_ok=True)
-    stubs = [path for path in sorted(folder.glob("custom_checkpoint_*.pkl"), key=_number) if _is_stub(path)]
+    stubs = [path for path in sorted(folder.glob("custom_checkpoint_*.pkl"), key=_number) if stub_in(path)]
     for place, path in enumerate(stubs):  # there are none without a source
         _save(averages.get(place, {}), path)
     for place, state in enumerate(optimizers):
@@ -161,12 +161,3 @@ def _numbered(name: str, place: int) -> str:
 
 def _number(path: Path) -> int:
     return int(path.stem.rsplit("_", 1)[1])
-
-
-def _is_stub(path: Path) -> bool:
-    if path.stat().st_size > 16384:
-        return False
-    try:
-        return bool(torch.load(path, weights_only=True) == STUB)
-    except Exception:  # noqa: BLE001 - an object of the user's, which is no stub
-        return False

@@ -14,12 +14,11 @@ __all__ = ["averages", "inner_optimizers", "require_prepared", "whose", "written
 
 
 def require_prepared(accelerator: Any) -> None:
-    """Raises ConfigError unless there is a model and an optimizer to watch."""
-    if not accelerator._models or not accelerator._optimizers:
-        missing = "optimizer" if accelerator._models else "model"
+    """Raises ConfigError unless there is a model to watch; who only evaluates has no optimizer."""
+    if not accelerator._models:
         raise ConfigError(
-            f"the accelerator has no {missing} yet: call dynaquant_accelerate.install(accelerator) after "
-            f"accelerator.prepare(model, optimizer, ...)."
+            "the accelerator has no model yet: call dynaquant_accelerate.install(accelerator) after "
+            "accelerator.prepare(model, optimizer, ...)."
         )
 
 

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-__all__ = ["STUB", "giving_stubs", "ignoring_stubs", "shadowed"]
+__all__ = ["SAVE", "STUB", "giving_stubs", "ignoring_stubs", "is_stub", "new_stub", "shadowed"]
 
-#: What Accelerate writes in place of a state that DynaQuant holds.
-STUB: Final = {"dynaquant": "the state lies in the DynaQuant checkpoint beside this file"}
+#: What every state says that Accelerate writes in place of one that DynaQuant holds.
+STUB: Final = "the state lies in the DynaQuant checkpoint beside this file"
+
+#: Which save it is of: in a stub, and in the note of the checkpoint beside it.
+SAVE: Final = "save"
+
+
+def new_stub(step: int) -> dict[str, Any]:
+    """What Accelerate is to write in this save, of this step.
+
+    Example:
+        >>> stub = new_stub(3)
+        >>> is_stub(stub), is_stub({"step": 3}), stub["step"]
+        (True, False, 3)
+    """
+    return {"dynaquant": STUB, "step": step, SAVE: uuid.uuid4().hex}
+
+
+def is_stub(state: Any) -> bool:
+    """Whether a state is one of those, of whatever save."""
+    return isinstance(state, Mapping) and state.get("dynaquant") == STUB
 
 
 @contextmanager
@@ -36,29 +56,25 @@ def shadowed(obj: Any, name: str, replacement: Callable[..., Any]) -> Iterator[N
 
 
 @contextmanager
-def giving_stubs(objects: Iterable[Any]) -> Iterator[None]:
-    """Inside the context the objects give `STUB` as their state."""
+def giving_stubs(objects: Iterable[Any], stub: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the context the objects give ``stub`` as their state."""
     with ExitStack() as stack:
         for obj in objects:
-            stack.enter_context(shadowed(obj, "state_dict", _give_stub))
+            stack.enter_context(shadowed(obj, "state_dict", lambda *_, **__: dict(stub)))
         yield
 
 
 @contextmanager
 def ignoring_stubs(objects: Iterable[Any]) -> Iterator[None]:
-    """Inside the context the objects do nothing when they are given `STUB` as their state."""
+    """Inside the context the objects do nothing when they are given a stub as their state."""
     with ExitStack() as stack:
         for obj in objects:
             stack.enter_context(shadowed(obj, "load_state_dict", _ignoring_stub(obj.load_state_dict)))
         yield
 
 
-def _give_stub(*_: Any, **__: Any) -> dict[str, str]:
-    return dict(STUB)
-
-
 def _ignoring_stub(load: Callable[..., Any]) -> Callable[..., Any]:
     def load_state_dict(state: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if state == STUB else load(state, *args, **kwargs)
+        return None if is_stub(state) else load(state, *args, **kwargs)
 
     return load_state_dict

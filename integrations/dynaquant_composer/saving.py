@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,9 @@ from dynaquant_composer.guard import require_whole_weights, say_what_is_untested
 from dynaquant_composer.names import Names
 from dynaquant_composer.pointer import SUFFIX, folder_of, read_by, stop_reading_by, was_read
 from dynaquant_composer.schedule import batches_left
-from dynaquant_composer.state import is_copied, state_of
+from dynaquant_composer.state import state_of
 from dynaquant_composer.sweeping import sweep
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import EvaluationError
 from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of, is_checkpoint
 from dynaquant_core.plugins.agreement import on_all_ranks
 from dynaquant_core.plugins.small_files import told
@@ -73,7 +71,6 @@ class FolderSaver(CheckpointSaver):
         self._measured: tuple[object, Callable[[], float] | None] | None = None
         self._due = False  # whether the schedule asks for a save, and nobody else
         self._turns = Turns()
-        self._told_of_copies = False
 
     @property
     def last(self) -> CheckpointInfo | None:
@@ -169,30 +166,16 @@ class FolderSaver(CheckpointSaver):
         self.all_saved_checkpoints_to_timestamp[str(file)] = state.timestamp
         step = int(state.timestamp.batch)
         tree = state_of(state, self.weights_only, self.ignore_keys)
-        with self._copies_exact(tree, bare_model(state)):
-            self._run.choose(step, tree)
+        self._run.choose(step, tree)
         with on_all_ranks(int(state.timestamp.batch)):
             if dist.get_global_rank() == 0:
                 file, latest = file.absolute(), self._latest(state)  # the process may go elsewhere meanwhile
                 self._pending.append((step, file, latest))
                 if self._run.enabled:
                     unmark(file)
-                with self._copies_exact(tree, bare_model(state)):
-                    self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
+                self._run.save(folder_of(file), step, tree, note=note_of(file, latest))
                 if not self._due or _is_over(state):
                     self._run.wait()  # the user asked for it and looks at once, or nothing is left to do
-
-    @contextmanager
-    def _copies_exact(self, tree: dict[str, Any], model: Any) -> Iterator[None]:
-        """Tells once, and lets training go on, that what somebody has copied was saved exactly."""
-        try:
-            yield
-        except EvaluationError as error:
-            if not is_copied(tree, model):
-                raise
-            if not self._told_of_copies:
-                logger.warning("no search, as some hook or state_dict copies what is saved: %s", error)
-            self._told_of_copies = True
 
     def _committed(self, info: CheckpointInfo) -> None:
         """Called on the training thread once a checkpoint is whole."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from composer.core import State
 from composer.utils import reproducibility
 from composer.utils.checkpoint import glob_filter
-from torch import Tensor, nn
 
-__all__ = ["is_copied", "state_of"]
+__all__ = ["state_of"]
 
 
 def state_of(
@@ -39,10 +38,3 @@ def state_of(
         drop(tree)
         tree.setdefault("state", {})
     return tree
-
-
-def is_copied(tree: Mapping[str, Any], model: nn.Module) -> bool:
-    """Whether the tree holds copies of the model's tensors only, as some hook or ``state_dict`` made them."""
-    own = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    held = [tensor for tensor in tree["state"].get("model", {}).values() if isinstance(tensor, Tensor)]
-    return bool(held) and not any(tensor.untyped_storage().data_ptr() in own for tensor in held)

@@ -72,16 +72,20 @@ class DynaQuantCheckpointIO(CheckpointIO):
         """Tells what is trained, so that saves can be searched and gradients averaged.
 
         Args:
-            model: a module, as it was given to `fabric.setup` or as that returned it.
+            model: a module, as it was given to `fabric.setup` or as that returned it, or name -> module.  A
+                checkpoint without any of it is exact.
             optimizers: one or several, likewise.
             evaluate: used where the class was given none.
 
         Raises:
             ConfigError: the model is sharded.
         """
-        require_whole([_bare(model)])
+        by_name = model if isinstance(model, Mapping) else {"": model}
+        models = {name: _bare(one) for name, one in by_name.items()}
+        require_whole(models.values())
         several = optimizers if isinstance(optimizers, Iterable) else [optimizers]
-        self.runs.watch(_bare(model), [_bare(optimizer) for optimizer in several], evaluate)
+        watched = models if by_name is model else models[""]
+        self.runs.watch(watched, [_bare(optimizer) for optimizer in several], evaluate)
 
     def look_ahead(self, steps_left: int | None) -> None:
         """Optimizer steps until the next save, so that gradients are averaged before it; None: unknown."""

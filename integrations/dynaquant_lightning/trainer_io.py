@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
 from dynaquant_core import CheckpointInfo
-from dynaquant_core.errors import DynaQuantError, EvaluationError, SaveError
+from dynaquant_core.errors import DynaQuantError, SaveError
 from dynaquant_core.plugins import figures_of
 from dynaquant_lightning.asking import removed_in_order
 from dynaquant_lightning.io import DynaQuantCheckpointIO
 from dynaquant_lightning.paths import is_ours, local
 from dynaquant_lightning.reading import read_checkpoint
-from dynaquant_lightning.tree import LAST, is_copied, kind_note, to_tree
+from dynaquant_lightning.tree import LAST, kind_note, to_tree
 from dynaquant_lightning.validation import Validation
 
 __all__ = ["TrainerCheckpointIO"]
@@ -46,7 +45,6 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         self._metric = metric
         self._validation: Validation | None = None
         self._unmeasured: str | None = UNTRIED  # why nothing can be measured
-        self._told_of_copies = False
         self._over = True  # nothing waits for saves: training has not begun, or has ended
         self._moment = 0  # counts the hooks of training that have run
         self._newest: tuple[str, int] | None = None  # the folder saved last, and when
@@ -82,8 +80,7 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
         with torch.inference_mode(False), self.turns.held():
             self._find_measure()
             run = self.runs.serving(checkpoint)
-            with self._copies_exact(checkpoint):
-                run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
+            run.choose(self.step_of(checkpoint), to_tree(checkpoint, local(path)))
             self._newest = local(path), self._moment
 
     def finish(self, checkpoint: dict[str, Any], path: Any) -> None:
@@ -134,21 +131,8 @@ class TrainerCheckpointIO(DynaQuantCheckpointIO):
             return
         if self.trainer.world_size == 1:
             self._find_measure()
-        with self._copies_exact(checkpoint):
-            self.begin_folder(checkpoint, path)
+        self.begin_folder(checkpoint, path)
         self._newest = path, self._moment
-
-    @contextmanager
-    def _copies_exact(self, checkpoint: Mapping[str, Any]) -> Iterator[None]:
-        """Tells once, and lets training go on, that what a hook has copied was saved exactly."""
-        try:
-            yield
-        except EvaluationError as error:
-            if not is_copied(checkpoint, self.trainer.lightning_module):
-                raise
-            if not self._told_of_copies:
-                logger.warning("no search, as some hook copies what is saved: %s", error)
-            self._told_of_copies = True
 
     def _twin(self, path: Any) -> str | None:
         """The folder saved at this moment, where ``path`` is the "last" of the same ModelCheckpoint."""

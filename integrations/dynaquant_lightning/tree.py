@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_lightning.paths import local
 
@@ -17,7 +15,6 @@ __all__ = [
     "from_tree",
     "has_moments",
     "homes_of",
-    "is_copied",
     "is_half",
     "kind_in",
     "kind_note",
@@ -127,14 +124,6 @@ def kind_in(note: Mapping[str, str]) -> bool | None:
         (False, None)
     """
     return None if KIND not in note else note[KIND] == WITH
-
-
-def is_copied(checkpoint: Mapping[str, Any], module: nn.Module) -> bool:
-    """Whether no tensor of the checkpoint is one of the module's own."""
-    own = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
-    states = [value.values() for value in checkpoint.values() if isinstance(value, Mapping)]
-    tensors = [tensor for state in states for tensor in state if isinstance(tensor, Tensor)]
-    return not any(tensor.untyped_storage().data_ptr() in own for tensor in tensors)
 
 
 def _mappings(states: Any) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 from torch import nn
 from torch.distributed.algorithms.join import Join
 
@@ -39,10 +40,11 @@ class Lines(logging.Handler):
 class Loop:
     """A model that learns to give back what it is given, on all ranks."""
 
-    def __init__(self, folder, **options):
+    def __init__(self, folder, *, numbered=False, **options):
         self.folder, self.said = folder, Lines()
         logging.getLogger("dynaquant_core").addHandler(self.said)
-        self.accelerator = Accelerator(cpu=True)
+        naming = ProjectConfiguration(str(folder), automatic_checkpoint_naming=numbered)
+        self.accelerator = Accelerator(cpu=True, project_config=naming)
         self.rank = self.accelerator.process_index
         torch.manual_seed(0)
         self.inputs = torch.randn(64, 48)
@@ -135,6 +137,19 @@ def apart(folder):
     loop.save("apart-4")
     loop.accelerator.end_training()
     return [*heard, loop.ours.step]
+
+
+def look(folder):
+    """The main process alone asks for the newest checkpoint; then all load it."""
+    loop = Loop(folder, numbered=True, exact="*", moments="exact")
+    loop.train(2)
+    loop.accelerator.save_state()
+    newest = loop.ours.newest() if loop.accelerator.is_main_process else None
+    loop.train(1)
+    loop.accelerator.load_state()
+    loop.train(1)
+    loop.accelerator.end_training()
+    return [newest and Path(newest).name, loop.ours.step]
 
 
 if __name__ == "__main__":

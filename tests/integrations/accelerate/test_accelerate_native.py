@@ -12,7 +12,7 @@ from dynaquant_core.errors import NotAStoreError, StateMismatchError, StorageErr
 from dynaquant_core.plugins import read_tree
 from tests.full_disk import files_of_at_most
 from tests.integrations.accelerate.conftest import forget
-from tests.integrations.accelerate.kit import EPOCH, EXACT, bits, build, everything, names, resume, train
+from tests.integrations.accelerate.kit import EPOCH, EXACT, Net, bits, build, everything, names, resume, train
 
 #: In which models and a loss, which has no state, may be prepared.
 ORDERS = ["model loss", "loss model", "model loss second", "loss model second", "model second"]
@@ -195,6 +195,23 @@ def prepared(order, *averaged):
     accelerator.prepare(*[modules[name] for name in order], optimizer)
     accelerator.register_for_checkpointing(*averaged)
     return accelerator, {name: modules[name] for name in order}
+
+
+def test_a_script_that_only_evaluates_loads_the_weights_alone(tmp_path):
+    """As natively: nothing is put back for an optimizer that is not there; one model too few is an error."""
+    bench = train(build(tmp_path, options=EXACT), EPOCH, save_every=EPOCH)
+    bench.ours.wait()
+    forget()
+    scorer, model = Accelerator(cpu=True), Net()
+    scorer.prepare(model)
+    ours = install(scorer)
+    scorer.load_state(str(tmp_path / "checkpoints" / "checkpoint_0"))
+    assert ours.step == EPOCH
+    assert bits(model.state_dict()) == bits(bench.model.state_dict())
+    scorer.save_state(str(tmp_path / "scored"))
+    with pytest.raises(StateMismatchError, match="1 optimizers here and 0 in the checkpoint"):
+        build(tmp_path, options=EXACT).accelerator.load_state(str(tmp_path / "scored"))
+    scorer.load_state(str(tmp_path / "scored"))
 
 
 def weights(modules):

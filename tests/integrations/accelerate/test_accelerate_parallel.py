@@ -101,6 +101,11 @@ def test_processes_that_restored_other_checkpoints_are_told(tmp_path):
     assert list(stored) == ["apart-1", "apart-2", "apart-4"]
 
 
+def test_the_main_process_alone_may_ask_for_the_newest(tmp_path):
+    first, second = (json.loads(said) for said in together(tmp_path, "look", module="by_itself"))
+    assert (first, second) == (["checkpoint_0", 3], [None, 3])
+
+
 def test_what_one_rank_cannot_write_or_remove_both_hear_and_go_on(tmp_path):
     first, second = map(json.loads, together(tmp_path, 0, 0, "refuse"))
     link, hook, after = zip(first, second, strict=True)

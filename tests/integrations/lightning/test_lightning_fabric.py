@@ -95,6 +95,57 @@ def test_bare_objects_can_be_watched_too(tmp_path):
     assert describe(tmp_path / "one.ckpt").evaluations > 0
 
 
+class Pair:
+    """Two models, each saved into files of its own, as those of a GAN are."""
+
+    def __init__(self):
+        seed_everything(0, verbose=False)
+        self.io = DynaQuantCheckpointIO()
+        self.fabric = Fabric(accelerator="cpu", devices=1, plugins=[self.io])
+        self.first, self.of_first = self.prepared()
+        self.second, self.of_second = self.prepared()
+        self.inputs = torch.randn(64, 40)
+
+    def prepared(self):
+        model = nn.Linear(40, 40)
+        return self.fabric.setup(model, torch.optim.AdamW(model.parameters()))
+
+    def evaluate(self):
+        return functional.mse_loss(self.first(self.inputs), self.inputs)
+
+    def train(self):
+        for model, optimizer in ((self.first, self.of_first), (self.second, self.of_second)):
+            self.fabric.backward(functional.mse_loss(model(self.inputs), self.inputs))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_model_that_is_not_watched_is_saved_exactly_and_the_loop_goes_on(tmp_path, caplog):
+    loop = Pair()
+    loop.io.watch(loop.first, loop.of_first, evaluate=loop.evaluate)
+    for step in (1, 2):
+        loop.train()
+        loop.fabric.save(tmp_path / f"first-{step}", {"net": loop.first, "step": step})
+        loop.fabric.save(tmp_path / f"second-{step}", {"net": loop.second, "step": step})
+    assert describe(tmp_path / "first-2").met
+    assert describe(tmp_path / "second-2").met is None
+    assert bits(read_tree(tmp_path / "second-2")["net"]) == bits(loop.second.state_dict())
+    assert caplog.text.count("nothing in the state to save is of the model") == 1
+
+
+def test_several_models_are_watched_by_name(tmp_path):
+    loop = Pair()
+    both = {"first": loop.first, "second": loop.second}
+    loop.io.watch(both, [loop.of_first, loop.of_second], evaluate=loop.evaluate)
+    loop.train()
+    loop.fabric.save(tmp_path / "both", {**both, "step": 1})
+    info = describe(tmp_path / "both")
+    assert info.met
+    assert info.ratio > 4
+    loop.fabric.save(tmp_path / "second", {"net": loop.second, "step": 1})
+    assert not torch.equal(read_tree(tmp_path / "second")["net"]["weight"], loop.second.module.weight)
+
+
 def test_without_a_step_saves_are_counted_and_a_filter_is_heeded(tmp_path):
     loop = Loop(**EXACT)
     for name in ("a", "b"):
