@@ -173,6 +173,20 @@ class Rank:
 
         return self.search(evaluate, 2, even=True)
 
+    def reduced_later(self) -> list[dict[str, Any]]:
+        """As `shared` in the first save, as `reduced` in the second."""
+        self.train(120)
+        last = self.step + 5
+
+        def evaluate() -> list[float]:
+            if self.step <= last:
+                return self.losses()
+            values = torch.tensor(self.losses(part=self.rank))
+            distributed.all_reduce(values)
+            return (values / self.ranks).tolist()
+
+        return self.search(evaluate, 2, even=True)
+
     def wrapped(self) -> list[dict[str, Any]]:
         """The evaluated model is the wrapped one, which sends its buffers around."""
         return self.search(lambda: self.losses(self.parallel), 1, even=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dynaquant_core import ConfigError
+from dynaquant_core.plugins.manner import Terms
 from dynaquant_core.plugins.parallel import choose_together
 from dynaquant_core.search import Manager
 from dynaquant_core.training.choice import Chooser
@@ -20,14 +21,15 @@ RANKS = "tests.plugins.ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("two")
-    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often")
+    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often", "reduced_later")
     return play(RANKS, folder, 2, *acts, store="tcp")
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("four")
-    return play(RANKS, folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged")
+    acts = ("shared", "hangs", "reduced", "apart", "wrapped", "diverged", "reduced_later")
+    return play(RANKS, folder, 4, *acts)
 
 
 @pytest.fixture(params=[2, 4])
@@ -96,6 +98,26 @@ def test_an_evaluate_with_collectives_has_all_ranks_measure_the_same(job: tuple[
         calls = {rank["saves"][save]["together"]["calls"] for rank in found["reduced"]}
         assert calls == {found["reduced"][0]["saves"][save]["alone"]["calls"]}
     assert any("collectives" in line for line in found["reduced"][0]["told"])
+
+
+def test_an_evaluate_that_begins_to_use_collectives_late_is_noticed(job: tuple[int, Found]) -> None:
+    """What was measured apart in that round, the reference beside a candidate, is dropped."""
+    found = job[1]["reduced_later"]
+    same_as_alone(found)
+    last = found[0]["saves"][-1]
+    assert last["together"]["calls"] == last["alone"]["calls"] + 1
+    assert sum("collectives" in line for line in found[0]["told"]) == 1
+
+
+def test_ranks_that_measure_the_same_again_are_still_compared() -> None:
+    def answer(value: float) -> dict[str, Any]:
+        return {"values": [value], "lost": None, "collective": False}
+
+    terms = Terms(manner="apart")
+    terms.compare([answer(1.0), answer(2.0), answer(1.0)], 2, 0.01)
+    assert terms.manner == "apart"
+    terms.compare([answer(1.0), answer(2.0), answer(1.1)], 2, 0.01)
+    assert terms.manner == "unison"
 
 
 def test_a_wrapped_model_that_sends_its_buffers_around_is_noticed(four: Found) -> None:
