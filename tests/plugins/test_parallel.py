@@ -160,6 +160,14 @@ def test_a_leader_that_is_silent_is_named(two: Found) -> None:
     assert follower["seconds"] < 2 * SHORT < leader["seconds"]
 
 
+def test_what_is_measured_is_stored_after_a_rank_gave_a_save_up_that_was_made(tmp_path: Path) -> None:
+    """It holds another base than the writer from then on, so the next save builds on neither."""
+    leader, _ = play(RANKS, tmp_path, 2, "gives_up", store="tcp")["gives_up"]
+    kinds, measured, stored = zip(*leader["saves"], strict=True)
+    assert measured == stored
+    assert kinds == ("key", "delta", "delta", "delta", "key")
+
+
 def test_after_a_failure_the_next_search_works(job: tuple[int, Found]) -> None:
     """In the same processes."""
     ranks, found = job
