@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from dynaquant_core import ConfigError
+from dynaquant_core.plugins.buffers import Buffers
 from dynaquant_core.plugins.manner import Terms
 from dynaquant_core.plugins.parallel import choose_together
 from dynaquant_core.search import Manager
@@ -127,6 +130,17 @@ def test_a_wrapped_model_that_sends_its_buffers_around_is_noticed(four: Found) -
 def test_values_of_a_rank_s_own_are_not_mixed(four: Found) -> None:
     same_as_alone(four["apart"])
     assert sum("give every rank the same batches" in line for line in four["apart"][0]["told"]) == 1
+
+
+def test_a_buffer_that_is_conjugated_by_a_flag_alone_is_lent_too() -> None:
+    mine, theirs = nn.Module(), nn.Module()
+    mine.register_buffer("filter", torch.tensor([1 + 2j]).conj())
+    theirs.register_buffer("filter", torch.tensor([3 + 4j]).conj())
+    follower, leader = Buffers([mine]), Buffers([theirs])
+    follower.borrow(leader.values(follower.differing(leader.digests())))
+    assert mine.filter.tolist() == [3 - 4j]
+    follower.give_back()
+    assert mine.filter.tolist() == [1 - 2j]
 
 
 def test_a_model_that_diverged_gives_the_lone_search_s_error(four: Found) -> None:
