@@ -24,7 +24,7 @@ RANKS = "tests.plugins.ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("two")
-    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often", "reduced_later")
+    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often", "reduced_later", "exact")
     return play(RANKS, folder, 2, *acts, store="tcp")
 
 
@@ -180,6 +180,10 @@ def test_what_is_measured_is_stored_after_a_rank_gave_a_save_up_that_was_made(tm
     kinds, measured, stored = zip(*leader["saves"], strict=True)
     assert measured == stored
     assert kinds == ("key", "delta", "delta", "delta", "key")
+
+
+def test_a_checkpoint_that_keeps_every_bit_is_a_delta_as_with_one_rank(two: Found) -> None:
+    assert two["exact"][0]["saves"] == ["key", "delta"]
 
 
 def test_after_a_failure_the_next_search_works(job: tuple[int, Found]) -> None:
