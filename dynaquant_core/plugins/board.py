@@ -69,7 +69,7 @@ class Board:
         """Puts a note up, JSON-ready data, for any rank to read.
 
         Raises:
-            EvaluationError: the store is gone.
+            EvaluationError: the store fails.
         """
         text = json.dumps(data)  # ASCII
         pieces = [text[at : at + MOST_BYTES] for at in range(0, len(text), MOST_BYTES)]
@@ -82,7 +82,7 @@ class Board:
                 self._store.set(name, piece)
             self._store.set(note, f"{PIECES.decode()}{len(pieces)}")  # last: who finds it finds them all
         except RuntimeError as error:
-            raise _gone(error) from error
+            raise self._lost(error) from error
 
     def read(self, note: str, writer: int, patience: float, why: str = SEARCH) -> dict[str, Any]:
         """The note that rank ``writer`` puts up, once it is there; arguments and errors as `gather`."""
@@ -99,7 +99,7 @@ class Board:
             why: the end of the error's sentence, with what to do.
 
         Raises:
-            EvaluationError: a rank did not put its note up in time; names it.  Or the store is gone.
+            EvaluationError: a rank did not put its note up in time; names it.  Or the store fails.
         """
         self.expect(notes.values())
         try:
@@ -110,7 +110,7 @@ class Board:
                 )
             found = {rank: json.loads(self._text(note)) for rank, note in notes.items()}
         except RuntimeError as error:
-            raise _gone(error) from error
+            raise self._lost(error) from error
         _heard[0] = time.monotonic()
         return found
 
@@ -120,7 +120,7 @@ class Board:
         return _heard[0]
 
     def has(self, note: str) -> bool:
-        """Whether a note is there; False as well where the store is gone."""
+        """Whether a note is there; False as well where the store fails."""
         with suppress(RuntimeError):
             return bool(self._store.check([note]))
         return False
@@ -159,6 +159,13 @@ class Board:
         text = self._store.get(note) if self._store.check([note]) else b""
         return [note, *_pieces(note, _number(text))] if text.startswith(PIECES) else [note]
 
+    def _lost(self, error: RuntimeError) -> EvaluationError:
+        reason = str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+        return EvaluationError(
+            f"rank {self.rank} of {self.ranks} cannot use the process group's store any more ({reason}), so "
+            "the search could not be finished; a TCPStore goes with rank 0, so look at its log first."
+        )
+
     def _await(self, notes: Mapping[int, str], patience: float) -> list[int]:
         """Looks until all notes are there; the ranks whose note is not when patience ends."""
         deadline, pause = time.monotonic() + patience, SHORTEST
@@ -181,10 +188,3 @@ def _number(text: bytes) -> int:
 def _listed(ranks: list[int]) -> str:
     names = ", ".join(map(str, ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def _gone(error: RuntimeError) -> EvaluationError:
-    reason = str(error).strip().split("\n", maxsplit=1)[0]
-    return EvaluationError(
-        f"rank 0 is gone: its store cannot be reached any more ({reason}); the search could not be finished."
-    )

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from dynaquant_core import ConfigError
+from dynaquant_core.errors import EvaluationError
+from dynaquant_core.plugins.board import Board
 from dynaquant_core.plugins.buffers import Buffers
 from dynaquant_core.plugins.manner import Terms
 from dynaquant_core.plugins.parallel import choose_together
 from dynaquant_core.search import Manager
 from dynaquant_core.training.choice import Chooser
-from tests.gloo import Found, play
+from tests.gloo import Found, a_group_of_one, play
 from tests.plugins.ranks import SHORT
 
 RANKS = "tests.plugins.ranks"
@@ -201,6 +203,19 @@ def test_a_rank_that_dies_is_named(act: str, store: str, tmp_path: Path) -> None
     who = 0 if act == "leader_dies" else 1
     for rank in found:
         assert f"rank {who}" in rank["saves"][0]["together"]["error"]
+
+
+def test_a_store_that_fails_is_not_said_to_be_another_rank_s_end(tmp_path: Path) -> None:
+    with a_group_of_one(tmp_path):
+        board, file = Board("a"), tmp_path / "rendezvous"
+        file.rename(tmp_path / "kept")
+        file.mkdir()
+        with pytest.raises(
+            EvaluationError, match=r"rank 0 of 1 cannot use .* store any more \(Is a directory"
+        ):
+            board.post("note", {})
+        file.rmdir()
+        (tmp_path / "kept").rename(file)
 
 
 def test_without_a_job_the_search_is_the_lone_one() -> None:
