@@ -17,6 +17,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from dynaquant_core.errors import EvaluationError
+from dynaquant_core.plugins.of_group import OfGroup
 
 __all__ = ["Board"]
 
@@ -36,7 +37,17 @@ PIECES = b"+"
 _heard = [0.0]
 
 #: On rank 0: name of a board -> notes that may lie on it.
-_lying: dict[str, set[str]] = {}
+_lying: OfGroup[dict[str, set[str]]] = OfGroup(dict)
+
+
+def _begin_life() -> int:
+    """Counts them in the store itself, which may outlive a group (a launcher's does), as notes do."""
+    store = distributed_c10d._get_default_store()
+    return int(store.add(f"dynaquant/lives/{distributed.get_rank()}", 1))
+
+
+#: How many groups have met through this one's store, it included: notes of one are nothing to the next.
+_life: OfGroup[int] = OfGroup(_begin_life)
 
 
 class Board:
@@ -63,7 +74,10 @@ class Board:
                 "share the search; initialise it with gloo or nccl."
             )
         self._name = name
-        self._store = distributed_c10d.PrefixStore(f"dynaquant/{name}", store)
+        try:
+            self._store = distributed_c10d.PrefixStore(f"dynaquant/{_life()}/{name}", store)
+        except RuntimeError as error:
+            raise self._lost(error) from error
 
     def post(self, note: str, data: Mapping[str, Any]) -> None:
         """Puts a note up, JSON-ready data, for any rank to read.
@@ -128,11 +142,11 @@ class Board:
     def expect(self, notes: Iterable[str]) -> None:
         """Tells of notes that a rank may put up, whether or not somebody will ask for them."""
         if self.rank == 0:
-            _lying.setdefault(self._name, set()).update(notes)
+            _lying().setdefault(self._name, set()).update(notes)
 
     def take_down(self, notes: Iterable[str]) -> None:
         """Removes notes that everybody has read, where the store can; rank 0 does it."""
-        _lying.get(self._name, set()).difference_update(notes)
+        _lying().get(self._name, set()).difference_update(notes)
         with suppress(RuntimeError, NotImplementedError):
             for note in notes:
                 for name in self._names(note):
@@ -145,8 +159,8 @@ class Board:
         none looks at one again, late as it may be.  Without this a job's store, which is rank 0's memory,
         would keep every plan of every search.
         """
-        for name in [name for name in _lying if name != self._name]:
-            Board(name).take_down(_lying.pop(name))
+        for name in [name for name in _lying() if name != self._name]:
+            Board(name).take_down(_lying().pop(name))
 
     def _text(self, note: str) -> bytes:
         text: bytes = self._store.get(note)
