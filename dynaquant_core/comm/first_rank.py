@@ -30,7 +30,8 @@ def from_first_rank(*holders: nn.Module | Optimizer, group: distributed.ProcessG
 
     Args:
         holders: the model, the optimizer, and whatever else is to be the same (an average of the weights), in
-            one order on every rank.  What DDP was told to ignore is left alone.
+            one order on every rank.  What DDP was told to ignore is left alone; an optimizer whose
+            ``state_dict()`` gives copies takes the first one's by its ``load_state_dict()``, on every rank.
         group: the ranks; None: those of the first DDP model that is given, or all.
 
     Raises:
@@ -49,7 +50,8 @@ def from_first_rank(*holders: nn.Module | Optimizer, group: distributed.ProcessG
     """
     _require(holders)
     ranks = group or _group_of(holders)
-    leaves = [leaf for number, holder in enumerate(holders) for leaf in _leaves(_held(holder), f"{number}")]
+    held = [_held(holder) for holder in holders]
+    leaves = [leaf for number, tree in enumerate(held) for leaf in _leaves(tree, f"{number}")]
     tensors = [leaf for _, leaf in leaves if isinstance(leaf, Tensor) and leaf.numel()]
     device = next((one.device for one in tensors if one.device.type != "cpu"), torch.device("cpu"))
     require_agreement(
@@ -66,6 +68,9 @@ def from_first_rank(*holders: nn.Module | Optimizer, group: distributed.ProcessG
             distributed.broadcast(carried, source, ranks)
             if ranks.rank() != 0:
                 tensor.copy_(carried.to(tensor.device).view(tensor.dtype).view(tensor.shape))
+    for holder, tree in zip(holders, held, strict=True):
+        if isinstance(holder, Optimizer) and not _is_live(tree, holder):
+            holder.load_state_dict(dict(tree))  # the first rank, too: loading may round
 
 
 def _require(holders: tuple[Any, ...]) -> None:
@@ -100,10 +105,9 @@ def _group_of(holders: tuple[Any, ...]) -> distributed.ProcessGroup:
 
 
 def _held(holder: nn.Module | Optimizer) -> Mapping[str, Any]:
-    """Live tensors and plain values, by name."""
+    """Tensors and plain values, by name: a module's own; those that an optimizer tells."""
     if isinstance(holder, Optimizer):
-        state = _state_of(holder)
-        return {"state": state["state"], "param_groups": state["param_groups"]}
+        return _state_of(holder)
     model = getattr(holder, "_orig_mod", holder)
     ignored: set[str] = set()
     if isinstance(model, DistributedDataParallel):
@@ -124,6 +128,13 @@ def _state_of(optimizer: Optimizer) -> Mapping[str, Any]:
             f"comm: {name} could not tell its state ({type(error).__name__}: {error}); give "
             "from_first_rank the optimizer inside it, or one whose state_dict() works."
         ) from error
+
+
+def _is_live(state: Mapping[str, Any], optimizer: Optimizer) -> bool:
+    """Whether what an optimizer tells are the tensors that it works with."""
+    own = [*getattr(optimizer, "state", {}).values(), *optimizer.param_groups]
+    live = {id(leaf) for _, leaf in _leaves(own, "")}
+    return all(id(leaf) in live for _, leaf in _leaves(state, "") if isinstance(leaf, Tensor))
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

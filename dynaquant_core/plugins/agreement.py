@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed
 
 from dynaquant_core.errors import ConfigError, EvaluationError, SaveError
+from dynaquant_core.plugins.of_group import OfGroup
 
 if TYPE_CHECKING:
     from dynaquant_core.plugins.board import Board
@@ -57,7 +58,7 @@ HEARING = 10.0
 COMMITTED = "committed"
 
 #: Step -> comparisons begun at it: names that none before has used, the same on all ranks.
-_begun: Counter[int] = Counter()
+_begun: OfGroup[Counter[int]] = OfGroup(Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def compared(step: int, own: Stand, together: Callable[[], None] | None = None) 
         ConfigError: some of the ranks have an ``evaluate`` and others none; names one of each.
         EvaluationError: a rank is silent for as long as the deadline; names it.
     """
-    _begun[step] += 1
+    _begun()[step] += 1
     board = _board(step)
     board.post(f"{board.rank}", asdict(own))
     stands = _gathered(board, together) if board.rank == 0 else _heard(board)
@@ -258,4 +259,4 @@ def _board(step: int) -> Board:
     """That of the comparison begun last."""
     from dynaquant_core.plugins.board import Board  # not every torch is built for it
 
-    return Board(f"stand/{step}.{_begun[step]}")
+    return Board(f"stand/{step}.{_begun()[step]}")

@@ -17,6 +17,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from dynaquant_core.errors import EvaluationError
+from dynaquant_core.plugins.of_group import OfGroup
 
 __all__ = ["Board"]
 
@@ -36,7 +37,17 @@ PIECES = b"+"
 _heard = [0.0]
 
 #: On rank 0: name of a board -> notes that may lie on it.
-_lying: dict[str, set[str]] = {}
+_lying: OfGroup[dict[str, set[str]]] = OfGroup(dict)
+
+
+def _begin_life() -> int:
+    """Counts them in the store itself, which may outlive a group (a launcher's does), as notes do."""
+    store = distributed_c10d._get_default_store()
+    return int(store.add(f"dynaquant/lives/{distributed.get_rank()}", 1))
+
+
+#: How many groups have met through this one's store, it included: notes of one are nothing to the next.
+_life: OfGroup[int] = OfGroup(_begin_life)
 
 
 class Board:
@@ -63,13 +74,16 @@ class Board:
                 "share the search; initialise it with gloo or nccl."
             )
         self._name = name
-        self._store = distributed_c10d.PrefixStore(f"dynaquant/{name}", store)
+        try:
+            self._store = distributed_c10d.PrefixStore(f"dynaquant/{_life()}/{name}", store)
+        except RuntimeError as error:
+            raise self._lost(error) from error
 
     def post(self, note: str, data: Mapping[str, Any]) -> None:
         """Puts a note up, JSON-ready data, for any rank to read.
 
         Raises:
-            EvaluationError: the store is gone.
+            EvaluationError: the store fails.
         """
         text = json.dumps(data)  # ASCII
         pieces = [text[at : at + MOST_BYTES] for at in range(0, len(text), MOST_BYTES)]
@@ -82,7 +96,7 @@ class Board:
                 self._store.set(name, piece)
             self._store.set(note, f"{PIECES.decode()}{len(pieces)}")  # last: who finds it finds them all
         except RuntimeError as error:
-            raise _gone(error) from error
+            raise self._lost(error) from error
 
     def read(self, note: str, writer: int, patience: float, why: str = SEARCH) -> dict[str, Any]:
         """The note that rank ``writer`` puts up, once it is there; arguments and errors as `gather`."""
@@ -99,7 +113,7 @@ class Board:
             why: the end of the error's sentence, with what to do.
 
         Raises:
-            EvaluationError: a rank did not put its note up in time; names it.  Or the store is gone.
+            EvaluationError: a rank did not put its note up in time; names it.  Or the store fails.
         """
         self.expect(notes.values())
         try:
@@ -110,7 +124,7 @@ class Board:
                 )
             found = {rank: json.loads(self._text(note)) for rank, note in notes.items()}
         except RuntimeError as error:
-            raise _gone(error) from error
+            raise self._lost(error) from error
         _heard[0] = time.monotonic()
         return found
 
@@ -120,7 +134,7 @@ class Board:
         return _heard[0]
 
     def has(self, note: str) -> bool:
-        """Whether a note is there; False as well where the store is gone."""
+        """Whether a note is there; False as well where the store fails."""
         with suppress(RuntimeError):
             return bool(self._store.check([note]))
         return False
@@ -128,11 +142,11 @@ class Board:
     def expect(self, notes: Iterable[str]) -> None:
         """Tells of notes that a rank may put up, whether or not somebody will ask for them."""
         if self.rank == 0:
-            _lying.setdefault(self._name, set()).update(notes)
+            _lying().setdefault(self._name, set()).update(notes)
 
     def take_down(self, notes: Iterable[str]) -> None:
         """Removes notes that everybody has read, where the store can; rank 0 does it."""
-        _lying.get(self._name, set()).difference_update(notes)
+        _lying().get(self._name, set()).difference_update(notes)
         with suppress(RuntimeError, NotImplementedError):
             for note in notes:
                 for name in self._names(note):
@@ -145,8 +159,8 @@ class Board:
         none looks at one again, late as it may be.  Without this a job's store, which is rank 0's memory,
         would keep every plan of every search.
         """
-        for name in [name for name in _lying if name != self._name]:
-            Board(name).take_down(_lying.pop(name))
+        for name in [name for name in _lying() if name != self._name]:
+            Board(name).take_down(_lying().pop(name))
 
     def _text(self, note: str) -> bytes:
         text: bytes = self._store.get(note)
@@ -158,6 +172,13 @@ class Board:
         """What a note consists of: itself, and its pieces if it lies there in some."""
         text = self._store.get(note) if self._store.check([note]) else b""
         return [note, *_pieces(note, _number(text))] if text.startswith(PIECES) else [note]
+
+    def _lost(self, error: RuntimeError) -> EvaluationError:
+        reason = str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
+        return EvaluationError(
+            f"rank {self.rank} of {self.ranks} cannot use the process group's store any more ({reason}), so "
+            "the search could not be finished; a TCPStore goes with rank 0, so look at its log first."
+        )
 
     def _await(self, notes: Mapping[int, str], patience: float) -> list[int]:
         """Looks until all notes are there; the ranks whose note is not when patience ends."""
@@ -181,10 +202,3 @@ def _number(text: bytes) -> int:
 def _listed(ranks: list[int]) -> str:
     names = ", ".join(map(str, ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def _gone(error: RuntimeError) -> EvaluationError:
-    reason = str(error).strip().split("\n", maxsplit=1)[0]
-    return EvaluationError(
-        f"rank 0 is gone: its store cannot be reached any more ({reason}); the search could not be finished."
-    )

@@ -167,7 +167,8 @@ class Decider:
         first = stands[0]
         if len({stand.method for stand in stands}) > 1:
             saving = self._begin_as_asked(step, tree, gradients)
-        if {stand.lineage for stand in stands} == {first.lineage}:
+        # Where nothing is drafted none but the writer holds a base, and its own serves.
+        if not saving.live or {stand.lineage for stand in stands} == {first.lineage}:
             sizes = {"key_bytes": first.key_bytes, "newest_bytes": first.newest_bytes}
             self._trail.share(saving, **sizes, spared=first.spared)
         else:

@@ -3,13 +3,14 @@
 Sharing takes an ``evaluate`` that is a rank's own affair and gives the same on every rank.  So at first all
 ranks measure the same, the model as it is and candidates, and what each got is compared, until that has told
 enough: a metric of whole counts is the same by chance now and then, and one at its end, all right or all
-wrong, says nothing.
+wrong, says nothing.  What they agreed on may change in a run (an average over all ranks after a warm-up), so
+collectives are looked for in every answer, and values are compared wherever two ranks measure the same.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -53,12 +54,15 @@ class Terms:
     sizes: int = 2 * FEWEST_SIZES
     agreed: set[float] = field(default_factory=set)
 
-    def compare(self, answers: Sequence[Note], threshold: float) -> None:
-        """Learns from what each rank got for the same model or candidate."""
+    def compare(self, answers: Sequence[Note], jobs: int, threshold: float) -> None:
+        """Learns from what each rank got, where they did so many jobs in turn."""
+        if self.manner == "unison":
+            return
+        alike = ({rank: answers[rank] for rank in range(job, len(answers), jobs)} for job in range(jobs))
         first = quality_of(answers[0])
-        if _differ(answers, threshold):
+        if any(_differ(of_ranks, threshold) for of_ranks in alike):
             self.manner = "unison"
-        elif first.finite and first.mean:
+        elif self.manner is None and first.finite and first.mean:
             self.agreed.add(first.mean)
             self.manner = "apart" if len(self.agreed) >= ENOUGH else None
 
@@ -78,20 +82,21 @@ def traffic() -> list[int]:
     return counts
 
 
-def _differ(answers: Sequence[Note], threshold: float) -> bool:
+def _differ(answers: Mapping[int, Note], threshold: float) -> bool:
     """Whether ``evaluate`` is no rank's own affair, or not the same on each; the log says so."""
-    if any(answer["collective"] for answer in answers):
+    if any(answer["collective"] for answer in answers.values()):
         logger.info("evaluate uses collectives: every rank measures every candidate.")
         return True
-    first = quality_of(answers[0])
-    for rank, answer in enumerate(answers):
+    one = min(answers)
+    first = quality_of(answers[one])
+    for rank, answer in answers.items():
         other = quality_of(answer)
         close = abs(other.mean - first.mean) <= SAME * threshold * abs(first.mean)
         if first.finite and not (close and len(other.values) == len(first.values)):
             logger.warning(
-                "evaluate gives %.6g on rank 0 and %.6g on rank %d for the same weights, so the search is "
+                "evaluate gives %.6g on rank %d and %.6g on rank %d for the same weights, so the search is "
                 "not shared and rank 0's values count; give every rank the same batches.",
-                first.mean, other.mean, rank,
+                first.mean, one, other.mean, rank,
             )  # fmt: skip
             return True
     return False

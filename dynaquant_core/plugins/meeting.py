@@ -18,6 +18,7 @@ from typing import Any
 from dynaquant_core.errors import EvaluationError, SaveError
 from dynaquant_core.plugins.agreement import OWN_SHARE, WORD, deadline, rank, ranks, tell_failure
 from dynaquant_core.plugins.board import Board
+from dynaquant_core.plugins.of_group import OfGroup
 
 __all__ = ["Meeting"]
 
@@ -26,8 +27,21 @@ logger = logging.getLogger(__name__)
 #: Seconds that rank 0 waits at most where it may go on without the others.
 PATIENCE = 30.0
 
-#: Boards that this process has come to or passed over; on rank 0, whether the last was left by it alone.
-_last, _deserted = [0], [False]
+
+@dataclass(slots=True)
+class _Way:
+    """Where a process is.
+
+    Args:
+        last: number of the board that it came to, or passed over, last.
+        deserted: whether rank 0, which this is, has left that one alone.
+    """
+
+    last: int = 0
+    deserted: bool = False
+
+
+_way: OfGroup[_Way] = OfGroup(_Way)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +94,14 @@ class Meeting:
             raise problem
 
     def _lead(self, own: Arrival) -> Mapping[str, Any]:
-        before = Board(f"meet/{_last[0]}")
-        board = self._next(_last[0] + 1)
+        before = Board(f"meet/{_way().last}")
+        board = self._next(_way().last + 1)
         others = {number: f"{number}" for number in range(1, board.ranks)}
         patience = OWN_SHARE * deadline()
         if self._alone:
-            still = _deserted[0] and not all(map(before.has, others.values()))
+            still = _way().deserted and not all(map(before.has, others.values()))
             patience = 0.0 if still else min(PATIENCE, patience)
-        _deserted[0] = False
+        _way().deserted = False
         try:
             notes = board.gather(others, patience, self._how)
         except EvaluationError as error:
@@ -95,7 +109,7 @@ class Meeting:
             if not self._alone:
                 tell_failure(board, word)
                 return word
-            _deserted[0] = True
+            _way().deserted = True
             board.post(WORD, word)
             if patience > 0:
                 logger.warning("rank 0 saves by itself, without a search: %s", error)
@@ -110,12 +124,12 @@ class Meeting:
         return word
 
     def _follow(self, own: Arrival) -> Mapping[str, Any]:
-        number, past = _last[0] + 1, None
+        number, past = _way().last + 1, None
         while (board := Board(f"meet/{number}")).has(WORD):  # rank 0 was there without this one
             past, number = board.read(WORD, 0, deadline(), self._how), number + 1
         if past is not None and past["step"] >= own.step:
             Board(f"meet/{number - 1}").post(f"{rank()}", asdict(own))  # it has come after all
-            _last[0] = number - 1
+            _way().last = number - 1
             return past
         board = self._next(number)
         board.post(f"{rank()}", asdict(own))
@@ -139,7 +153,7 @@ class Meeting:
             raise SaveError(trouble)
 
     def _next(self, number: int) -> Board:
-        _last[0] = number
+        _way().last = number
         return Board(f"meet/{number}")
 
     @property

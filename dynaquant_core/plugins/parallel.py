@@ -18,13 +18,14 @@ from dynaquant_core.config import require, require_number
 from dynaquant_core.plugins.agreement import OWN_SHARE
 from dynaquant_core.plugins.board import Board
 from dynaquant_core.plugins.manner import Terms
+from dynaquant_core.plugins.of_group import OfGroup
 from dynaquant_core.plugins.team import follow, lead
 from dynaquant_core.training.choice import Choice, Chooser, Drafting, Question, Verdict
 
 __all__ = ["choose_together"]
 
 #: Step -> searches begun at it: names that no search before has used, the same on all ranks.
-_begun: Counter[int] = Counter()
+_begun: OfGroup[Counter[int]] = OfGroup(Counter)
 
 #: What rank 0 has learnt about sharing a run's searches.
 _learnt: WeakKeyDictionary[Chooser, Terms] = WeakKeyDictionary()
@@ -64,8 +65,8 @@ def choose_together(chooser: Chooser, saving: _Save, deadline: float) -> Choice:
         return chooser.choose(saving)
 
     def search(question: Question) -> Verdict:
-        _begun[saving.step] += 1
-        board = Board(f"{saving.step}.{_begun[saving.step]}")
+        _begun()[saving.step] += 1
+        board = Board(f"{saving.step}.{_begun()[saving.step]}")
         if board.rank > 0:
             return follow(board, question, patience=deadline)
         terms = _learnt.setdefault(chooser, Terms())

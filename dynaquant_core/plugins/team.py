@@ -4,7 +4,8 @@ Each round is a plan that rank 0 puts up and one answer from every rank that it 
 out buffers; the last one holds the decision, or what went wrong.
 
 Sharing takes an ``evaluate`` that is a rank's own affair (`manner`).  One that uses collectives, or gives
-another value on another rank, has all ranks measure the same candidate, and rank 0's value counts.
+another value on another rank, has all ranks measure the same candidate, and rank 0's value counts.  Where
+that shows while each measures one of its own, what the search has measured is dropped, and it begins anew.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def lead(board: Board, question: Question, terms: Terms, *, patience: float) -> 
         leader = _Leader(board, desk, terms, promise.threshold, patience)
         try:
             leader.lend(Buffers(promise.evaluation.models))
-            decision, reference = leader.run(_speculation(question, drafts))
+            decision, reference = leader.run(lambda: _speculation(question, drafts))
             announce(decision)
             verdict = Verdict(drafts(decision.config), decision.report(reference), decision.state)
             leader.post({"config": config_data(decision.config), "report": verdict.report})
@@ -114,8 +115,8 @@ def follow(board: Board, question: Question, *, patience: float) -> Verdict:
                     board.post(note, {"differing": buffers.differing(plan["compare"])})
                 elif "borrow" in plan:
                     buffers.borrow(plan["borrow"])
-                elif (job := plan["jobs"][board.rank]) is not None:
-                    answer, cause = _answered(board, note, desk, job)
+                else:
+                    answer, cause = _answered(board, note, desk, plan["jobs"][board.rank])
                     board.post(note, answer)
         finally:
             buffers.give_back()
@@ -184,17 +185,22 @@ class _Leader:
         if names:
             self.post({"borrow": buffers.values(names)})
 
-    def run(self, search: Speculation) -> tuple[Decision, Quality]:
+    def run(self, begin: Callable[[], Speculation]) -> tuple[Decision, Quality]:
         """Rounds until the search is decided; the decision and the reference's quality."""
+        with suppress(_NotApart):  # the terms know it from then on
+            return self._decided(begin())
+        return self._decided(begin())
+
+    def _decided(self, search: Speculation) -> tuple[Decision, Quality]:
         terms, ranks = self._terms, self._board.ranks
         spots = search.ahead(ranks - 1, sizes=terms.sizes) if terms.manner == "apart" else []
-        answers = self._round([REFERENCE, *map(_job(search), spots)])
-        reference = search.reference = quality_of(answers[0])
-        self._take(search, spots, answers[1:])
+        reference, *answers = self._round([REFERENCE, *map(_job(search), spots)])
+        search.reference = quality_of(reference)
+        self._take(search, spots, answers)
         while (decision := search.decision()) is None:
             spots = search.ahead(ranks if terms.manner == "apart" else 1, sizes=terms.sizes)
             self._take(search, spots, self._round([*map(_job(search), spots)]))
-        return decision, reference
+        return decision, search.reference
 
     def post(self, plan: Note) -> int:
         """Puts the next plan up; its number."""
@@ -203,27 +209,33 @@ class _Leader:
         return number
 
     def _take(self, search: Speculation, spots: Sequence[Spot], answers: Sequence[Note]) -> None:
-        for spot, answer in zip(spots, answers, strict=False):  # in unison every rank has answered
+        for spot, answer in zip(spots, answers, strict=True):
             search.answer(spot, quality_of(answer))
 
-    def _round(self, jobs: list[Note]) -> list[Note]:
-        """Has one job done by each rank, or the only job by every rank; the answers, by rank."""
-        ranks = self._board.ranks
-        together = self._terms.manner != "apart"
-        if together:
-            jobs = jobs * ranks
-        number = self.post({"jobs": [*jobs, *[None] * (ranks - len(jobs))]})
-        notes = {rank: f"{number}/{rank}" for rank in range(1, len(jobs))}
+    def _round(self, jobs: Sequence[Note]) -> Sequence[Note]:
+        """Has each rank do one of the jobs, in turn; the answers to them, in their order.
+
+        No rank is spared: an ``evaluate`` that has begun to use collectives would wait for it.
+        """
+        ranks, terms = self._board.ranks, self._terms
+        apart = terms.manner == "apart"
+        number = self.post({"jobs": [jobs[rank % len(jobs)] for rank in range(ranks)]})
+        notes = {rank: f"{number}/{rank}" for rank in range(1, ranks)}
         self._board.expect(notes.values())
         own, cause = self._desk.answer(jobs[0])
         _require_good({0: own}, ranks, cause)
-        others = self._board.gather(notes, self._patience) if notes else {}
+        others = self._board.gather(notes, self._patience)
         _require_good(others, ranks, None)
         self._board.take_down(list(notes.values()))
         answers = [own, *others.values()]
-        if together and self._terms.manner is None:
-            self._terms.compare(answers, self._threshold)
-        return answers
+        terms.compare(answers, len(jobs), self._threshold)
+        if apart and terms.manner != "apart":
+            raise _NotApart
+        return answers[: len(jobs)]
+
+
+class _NotApart(Exception):  # noqa: N818 - a finding, not an error
+    """What the ranks have measured apart is good for nothing: they were not."""
 
 
 class _Kept:

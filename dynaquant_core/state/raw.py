@@ -51,14 +51,16 @@ def words_of(tensor: torch.Tensor) -> Words:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes in C order: uint8, on its device; its own memory where that is contiguous.
 
+    What is conjugated or negated by a flag alone has no bytes of its own: those of a copy are given.
+
     Args:
-        tensor: strided, neither conjugated nor negated by a flag alone.
+        tensor: strided.
 
     Example:
         >>> bytes_of(torch.arange(4, dtype=torch.int16)[::4])
         tensor([0, 0], dtype=torch.uint8)
     """
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.numel() == 1:  # contiguous for torch whatever its stride is, which `view` minds
         flat = flat.as_strided((1,), (1,))
     return flat.view(torch.uint8)

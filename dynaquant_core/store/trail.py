@@ -7,6 +7,7 @@ needs for the next delta it holds open itself.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,8 +54,8 @@ class Trail:
 
     Attributes:
         loaded: the checkpoint last saved or loaded through this object; None before the first.
-        lineage: names what the next delta may build on, the same in each process that holds the same; "" for
-            nothing.
+        lineage: names what the next delta may build on, by steps and how their weights were written: the same
+            in each process that holds the same; "" for nothing.
 
     Raises:
         ConfigError: an argument is unknown, ill-typed or out of range.
@@ -163,7 +164,7 @@ class Trail:
         entry = read_entry(path)
         self._base = next_base(entry, sealed.base, parts)
         self._written = sealed.weights
-        self.lineage = _grown(self.lineage if link else "", sealed.step)
+        self.lineage = _grown(self.lineage if link else "", sealed.step, sealed.parts.get("weights"))
         self._files = [*kept, KeptFile.of(entry, file_identity(path))]
         self._sequence = sequence
         self.loaded = replace(entry.info, seconds=seconds)
@@ -188,7 +189,7 @@ class Trail:
             newest_bytes=int(draft.size),
             spared=base.spared if base else 0,
         )
-        self.lineage = _grown(self.lineage if base else "", saving.step)
+        self.lineage = _grown(self.lineage if base else "", saving.step, meta if saving.live else None)
         self._files = []
 
     def share(self, saving: Saving, *, key_bytes: int, newest_bytes: int, spared: int) -> None:
@@ -258,9 +259,13 @@ class Trail:
         return base if all(file.named for file in self._files) else None  # a key is smaller than copies
 
 
-def _grown(lineage: str, step: int) -> str:
-    """The lineage after one more checkpoint."""
-    return xxhash.xxh3_128_hexdigest(f"{lineage}>{step}".encode())
+def _grown(lineage: str, step: int, weights: PartMeta | None) -> str:
+    """The lineage after one more checkpoint, by how its weights were written: with the base that says all.
+
+    Processes may come to different ends of one save: one gives up waiting, and the other commits.
+    """
+    written = None if weights is None else weights.as_dict()
+    return xxhash.xxh3_128_hexdigest(f"{lineage}>{step} {json.dumps(written, sort_keys=True)}".encode())
 
 
 def find_link(scan: Scan, link: BaseLink, folder: Path) -> Entry:

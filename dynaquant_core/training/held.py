@@ -74,9 +74,4 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors of one shape and dtype hold the same bits (so NaN equals NaN, -0 is not 0)."""
     if left.layout != torch.strided or right.layout != torch.strided:
         return False
-    return torch.equal(_bytes(left), _bytes(right))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg()  # what is only marked has no bytes of its own
-    return bytes_of(plain)
+    return torch.equal(bytes_of(left), bytes_of(right))

@@ -267,6 +267,27 @@ class Rank:
         told = [one.detach().float().flatten().tolist() for one in held if one is not net.part.own]
         return {"held": told, "own": first(net.part.own), "refused": refused, "untouched": untouched}
 
+    def first_rank_of_copies(self):
+        """An optimizer whose state_dict() gives copies; the weights after the next step."""
+        net = Two()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.1 + self.rank))
+        optimizer.register_state_dict_post_hook(lambda _, state: copy.deepcopy(state))
+        for step in range(2):
+            net.zero_grad()
+            net(full(1 + self.rank * (not step)), full(0.5 - self.rank * (not step))).backward()
+            if step:
+                two_bit.from_first_rank(net, optimizer)
+            optimizer.step()
+        return [net.a.tolist(), net.b.tolist()]
+
+    def first_rank_of_marked(self):
+        """A buffer that is conjugated, and one that is negated, by a flag alone."""
+        net, values = nn.Module(), torch.complex(full(1 + self.rank), full(2 + self.rank))
+        net.register_buffer("conjugated", values.conj())
+        net.register_buffer("negated", values.clone().conj().imag)
+        two_bit.from_first_rank(net)
+        return [torch.view_as_real(net.conjugated.resolve_conj()).tolist(), net.negated.tolist()]
+
     def steps_apart(self):
         """A warm-up that some ranks have behind them and others have not."""
         model = DistributedDataParallel(Two())

@@ -12,7 +12,7 @@ RANKS = "tests.comm.odd_ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     acts = "two_optimizers two_models scaler_of_one stale rounded copied frozen_between ignored steps_apart"
-    more = "static idle joined let_go first_rank"
+    more = "static idle joined let_go first_rank first_rank_of_copies first_rank_of_marked"
     return play(RANKS, tmp_path_factory.mktemp("two"), 2, *acts.split(), *more.split())
 
 
@@ -128,3 +128,14 @@ def test_the_first_rank_gives_tensors_of_all_kinds_and_nothing_where_ranks_hold_
     assert "optimizers of other steps" in one["refused"][1]
     assert one["untouched"]
     assert other["untouched"]
+
+
+def test_an_optimizer_that_tells_copies_of_its_state_goes_on_as_the_first_rank_s(two):
+    """Writing into what it told changed nothing, and ranks trained other models from then on."""
+    one, other = two["first_rank_of_copies"]
+    assert one == other
+
+
+def test_the_first_rank_gives_buffers_that_are_only_marked_as_conjugated_or_negated(two):
+    one, other = two["first_rank_of_marked"]
+    assert one == other == [[[1.0, -2.0]] * 4, [-2.0] * 4]

@@ -6,6 +6,7 @@ one after the other with one model, and writes what it saw to OUT.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -25,7 +26,8 @@ from torch.distributed import distributed_c10d
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dynaquant_core.plugins import PluginOptions, PluginRun
+from dynaquant_core.plugins import PluginOptions, PluginRun, read_tree
+from dynaquant_core.plugins.agreement import DEADLINE as DEADLINE_NAME
 from dynaquant_core.plugins.parallel import choose_together
 from dynaquant_core.search import Manager
 from dynaquant_core.store import CheckpointStore
@@ -164,10 +166,71 @@ class Rank:
         run.close()
         return found
 
+    def exact(self) -> list[str]:
+        """Of what kind two checkpoints are that keep every bit."""
+        run, kinds = PluginRun(PluginOptions(exact=("*",), moments="exact"), framework="none"), []
+        run.watch(self.model, self.optimizer)
+        for _ in range(2):
+            self.train(1)
+            tree = {"model": self.model.state_dict()}
+            run.choose(self.step, tree)
+            if self.rank == 0:
+                run.save(self.folder / f"exact-{self.step}", self.step, tree)
+                kinds.append(run.wait().kind)
+        run.close()
+        return kinds
+
+    def gives_up(self) -> list[list[Any]]:
+        """Five saves of a plugin; in the fourth rank 0 measures for longer than rank 1 waits for it.
+
+        Of each: what kind it is, what was measured of it, and what is measured of what was stored.
+        """
+        sleeps = False
+
+        def evaluate() -> list[float]:
+            if sleeps and self.rank == 0:
+                time.sleep(1.5 * SHORT)
+            return self.losses()
+
+        options = PluginOptions(evaluate=evaluate, threshold=THRESHOLD, on_error="warn")
+        run, found, stored = PluginRun(options, framework="none"), [], copy.deepcopy(self.model)
+        run.watch(self.model, self.optimizer)
+        self.train(120)
+        for save in range(5):
+            self.train(2)
+            sleeps = save == 3
+            os.environ[DEADLINE_NAME] = str(SHORT if sleeps else DEADLINE)
+            tree = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            run.choose(self.step, tree)
+            if self.rank == 0:
+                folder = self.folder / f"gives-up-{self.step}"
+                run.save(folder, self.step, tree)
+                info = run.wait()
+                stored.load_state_dict(read_tree(folder)["model"])
+                assert info.quality is not None, "rank 0 needed another answer of rank 1"
+                found.append([info.kind, info.quality["search"], _mean(self.losses(stored.eval()))])
+            distributed.barrier()
+        run.close()
+        return found
+
     def reduced(self) -> list[dict[str, Any]]:
         """Every rank evaluates images of its own, and the values are averaged over the ranks."""
 
         def evaluate() -> list[float]:
+            values = torch.tensor(self.losses(part=self.rank))
+            distributed.all_reduce(values)
+            return (values / self.ranks).tolist()
+
+        return self.search(evaluate, 2, even=True)
+
+    def reduced_later(self) -> list[dict[str, Any]]:
+        """As `shared` in the first save, as `reduced` in the second."""
+        self.train(120)
+        last = self.step + 5
+
+        def evaluate() -> list[float]:
+            if self.step <= last:
+                return self.losses()
             values = torch.tensor(self.losses(part=self.rank))
             distributed.all_reduce(values)
             return (values / self.ranks).tolist()
@@ -224,6 +287,10 @@ class Rank:
             return self.losses()
 
         return evaluate
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _raise() -> None:

@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from dynaquant_core import ConfigError
+from dynaquant_core.errors import EvaluationError
+from dynaquant_core.plugins.board import Board
+from dynaquant_core.plugins.buffers import Buffers
+from dynaquant_core.plugins.manner import Terms
 from dynaquant_core.plugins.parallel import choose_together
 from dynaquant_core.search import Manager
 from dynaquant_core.training.choice import Chooser
-from tests.gloo import Found, play
+from tests.gloo import Found, a_group_of_one, play
 from tests.plugins.ranks import SHORT
 
 RANKS = "tests.plugins.ranks"
@@ -20,14 +26,15 @@ RANKS = "tests.plugins.ranks"
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("two")
-    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often")
+    acts = ("shared", "raises", "leader_raises", "leader_hangs", "reduced", "often", "reduced_later", "exact")
     return play(RANKS, folder, 2, *acts, store="tcp")
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("four")
-    return play(RANKS, folder, 4, "shared", "hangs", "reduced", "apart", "wrapped", "diverged")
+    acts = ("shared", "hangs", "reduced", "apart", "wrapped", "diverged", "reduced_later")
+    return play(RANKS, folder, 4, *acts)
 
 
 @pytest.fixture(params=[2, 4])
@@ -98,6 +105,26 @@ def test_an_evaluate_with_collectives_has_all_ranks_measure_the_same(job: tuple[
     assert any("collectives" in line for line in found["reduced"][0]["told"])
 
 
+def test_an_evaluate_that_begins_to_use_collectives_late_is_noticed(job: tuple[int, Found]) -> None:
+    """What was measured apart in that round, the reference beside a candidate, is dropped."""
+    found = job[1]["reduced_later"]
+    same_as_alone(found)
+    last = found[0]["saves"][-1]
+    assert last["together"]["calls"] == last["alone"]["calls"] + 1
+    assert sum("collectives" in line for line in found[0]["told"]) == 1
+
+
+def test_ranks_that_measure_the_same_again_are_still_compared() -> None:
+    def answer(value: float) -> dict[str, Any]:
+        return {"values": [value], "lost": None, "collective": False}
+
+    terms = Terms(manner="apart")
+    terms.compare([answer(1.0), answer(2.0), answer(1.0)], 2, 0.01)
+    assert terms.manner == "apart"
+    terms.compare([answer(1.0), answer(2.0), answer(1.1)], 2, 0.01)
+    assert terms.manner == "unison"
+
+
 def test_a_wrapped_model_that_sends_its_buffers_around_is_noticed(four: Found) -> None:
     same_as_alone(four["wrapped"])
 
@@ -105,6 +132,17 @@ def test_a_wrapped_model_that_sends_its_buffers_around_is_noticed(four: Found) -
 def test_values_of_a_rank_s_own_are_not_mixed(four: Found) -> None:
     same_as_alone(four["apart"])
     assert sum("give every rank the same batches" in line for line in four["apart"][0]["told"]) == 1
+
+
+def test_a_buffer_that_is_conjugated_by_a_flag_alone_is_lent_too() -> None:
+    mine, theirs = nn.Module(), nn.Module()
+    mine.register_buffer("filter", torch.tensor([1 + 2j]).conj())
+    theirs.register_buffer("filter", torch.tensor([3 + 4j]).conj())
+    follower, leader = Buffers([mine]), Buffers([theirs])
+    follower.borrow(leader.values(follower.differing(leader.digests())))
+    assert mine.filter.tolist() == [3 - 4j]
+    follower.give_back()
+    assert mine.filter.tolist() == [1 - 2j]
 
 
 def test_a_model_that_diverged_gives_the_lone_search_s_error(four: Found) -> None:
@@ -138,6 +176,18 @@ def test_a_leader_that_is_silent_is_named(two: Found) -> None:
     assert follower["seconds"] < 2 * SHORT < leader["seconds"]
 
 
+def test_what_is_measured_is_stored_after_a_rank_gave_a_save_up_that_was_made(tmp_path: Path) -> None:
+    """It holds another base than the writer from then on, so the next save builds on neither."""
+    leader, _ = play(RANKS, tmp_path, 2, "gives_up", store="tcp")["gives_up"]
+    kinds, measured, stored = zip(*leader["saves"], strict=True)
+    assert measured == stored
+    assert kinds == ("key", "delta", "delta", "delta", "key")
+
+
+def test_a_checkpoint_that_keeps_every_bit_is_a_delta_as_with_one_rank(two: Found) -> None:
+    assert two["exact"][0]["saves"] == ["key", "delta"]
+
+
 def test_after_a_failure_the_next_search_works(job: tuple[int, Found]) -> None:
     """In the same processes."""
     ranks, found = job
@@ -153,6 +203,19 @@ def test_a_rank_that_dies_is_named(act: str, store: str, tmp_path: Path) -> None
     who = 0 if act == "leader_dies" else 1
     for rank in found:
         assert f"rank {who}" in rank["saves"][0]["together"]["error"]
+
+
+def test_a_store_that_fails_is_not_said_to_be_another_rank_s_end(tmp_path: Path) -> None:
+    with a_group_of_one(tmp_path):
+        board, file = Board("a"), tmp_path / "rendezvous"
+        file.rename(tmp_path / "kept")
+        file.mkdir()
+        with pytest.raises(
+            EvaluationError, match=r"rank 0 of 1 cannot use .* store any more \(Is a directory"
+        ):
+            board.post("note", {})
+        file.rmdir()
+        (tmp_path / "kept").rename(file)
 
 
 def test_without_a_job_the_search_is_the_lone_one() -> None:

@@ -10,7 +10,7 @@ from tests.gloo import Found, play
 from tests.plugins.uneven_ranks import LATE
 
 RANKS = "tests.plugins.uneven_ranks"
-ACTS = ("late", "zeros", "heavy", "ahead", "one_sided", "paged_out", "at_once")
+ACTS = ("late", "zeros", "heavy", "ahead", "one_sided", "paged_out", "at_once", "anew")
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +85,9 @@ def test_a_rank_that_cannot_read_its_gradients_is_named_before_anybody_waits_for
     (first,), (second,) = (rank["saves"] for rank in found["paged_out"])
     assert first["heard"] == "SaveError: rank 1 of 2: OSError: the disk with the averages is gone"
     assert "the disk with the averages is gone" in second["heard"]
+
+
+def test_processes_that_meet_in_a_new_group_begin_to_count_anew(found: Found) -> None:
+    """Rank 0 has saved by itself before, so they had not counted alike, and waited at different places."""
+    for rank in found["anew"]:
+        assert rank["saves"] == [{"heard": None, "together": True}]

@@ -19,6 +19,7 @@ from dynaquant_core.errors import DynaQuantError
 from dynaquant_core.plugins import PluginOptions, PluginRun, describe, read_tree
 from dynaquant_core.plugins.agreement import DEADLINE
 from dynaquant_core.plugins.marker import Marker
+from dynaquant_core.plugins.meeting import Meeting
 from tests.plugins import ranks
 from tests.plugins.kit import slow_disk
 
@@ -216,6 +217,26 @@ class Uneven(ranks.Rank):
             run.load(folder)
         distributed.barrier()
         return found
+
+    def anew(self) -> list[dict[str, Any]]:
+        """Rank 1 stays away from a save, as natively; then the same processes meet in a new process group."""
+        os.environ[DEADLINE] = str(2 * SHORT)
+        distributed.barrier()
+        meetings = [Meeting(step, None, call="save()", alone=True) for step in range(4)]
+        for meeting in meetings[: 3 - 2 * self.rank]:
+            meeting.come(meeting.step, None)
+        distributed.barrier()
+        distributed.destroy_process_group()
+        store = f"file://{self.folder.parent / 'anew'}"
+        distributed.init_process_group("gloo", init_method=store, rank=self.rank, world_size=self.ranks)
+        try:
+            meetings[3].come(3, None)
+        except DynaQuantError as error:
+            return [{"heard": str(error)}]
+        finally:
+            os.environ.pop(DEADLINE)
+            distributed.barrier()
+        return [{"heard": None, "together": meetings[3].together}]
 
     def run(self, evaluate: Callable[[], Any], **options: Any) -> PluginRun:
         """A run whose saves that fail are told in the log."""
