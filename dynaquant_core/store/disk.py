@@ -19,6 +19,7 @@ __all__ = [
     "file_identity",
     "followed",
     "guarded",
+    "is_dangling",
     "is_gone",
     "make_folder",
     "path_from",
@@ -61,6 +62,8 @@ def guarded(action: str, path: Path) -> Iterator[None]:
         yield
     except StorageError as error:
         cause = error.__cause__
+        while isinstance(cause, StorageError) and not cause.errno:  # a sentence, not what the system said
+            cause = cause.__cause__
         if error.errno or not isinstance(cause, OSError):
             raise
         raise storage_error(action, path, cause) from cause
@@ -209,6 +212,15 @@ def followed(path: Path) -> Path:
     Inside of a store nothing is followed: there a link is no checkpoint.
     """
     return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 - raises nothing
+
+
+def is_dangling(path: Path) -> bool:
+    """Whether this is a symbolic link that leads to nothing; not one that leads round in a circle.
+
+    Raises:
+        OSError: the system refuses to look.
+    """
+    return path.is_symlink() and not path.exists() and not followed(path).is_symlink()
 
 
 def require_another(path: Path, source: Path) -> None:

@@ -1,0 +1,72 @@
+"""Paths that lead to no file: loops, the root, links to nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.words import Shell, checkpoint_files
+
+READERS = (
+    ("log", "PATH"),
+    ("show", "PATH"),
+    ("diff", "PATH", 10, 20),
+    ("verify", "PATH", "--deep"),
+    ("export", "PATH", "-o", "out.pt"),
+    ("compact", "PATH"),
+)
+
+
+def every_word(words: tuple[object, ...], path: str) -> list[object]:
+    """The words of a command on a path."""
+    return [path if word == "PATH" else word for word in words]
+
+
+@pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+def test_a_loop_of_links_and_the_root_are_answered(
+    shell: Shell, words: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both were called a bug to be reported."""
+    monkeypatch.chdir(tmp_path)
+    Path("one").symlink_to("other")
+    Path("other").symlink_to("one")
+    told = shell(*every_word(words, "one"))
+    assert told.status == 1
+    assert "one is a link or a socket; give the path of a checkpoint file." in told.error()
+    assert "a bug" not in shell(*every_word(words, "/")).err  # what it holds is the machine's
+
+
+@pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+def test_a_link_to_nothing_is_told_with_where_it_leads(
+    shell: Shell, words: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was two sentences in one, with "check the disk"."""
+    monkeypatch.chdir(tmp_path)
+    Path("latest").symlink_to("renamed")
+    told = shell(*every_word(words, "latest"))
+    assert told.status == 1
+    assert (
+        f"'latest' is a symbolic link to {str(tmp_path / 'renamed')!r}, which does not exist" in told.error()
+    )
+
+
+def test_what_may_not_be_read_behind_a_link_is_one_sentence(
+    shell: Shell, looked_at: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs a second user to be refused")
+    monkeypatch.chdir(tmp_path)
+    Path("secret.dq").write_bytes(checkpoint_files(looked_at)[0].read_bytes())
+    Path("secret.dq").chmod(0o600)
+    Path("latest").symlink_to("secret.dq")
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        told = shell("log", "latest")
+    finally:
+        os.seteuid(0)
+    assert "Cannot look at 'latest': Permission denied; grant this user read" in told.error()
+    assert ".;" not in told.error()
