@@ -1,4 +1,4 @@
-"""Paths that lead to no file: loops, the root, links to nothing."""
+"""Paths that lead to no file: loops, the root, links to nothing, pipes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ READERS = (
     ("export", "PATH", "-o", "out.pt"),
     ("compact", "PATH"),
 )
+TAKERS = (("import", "PATH", "store"), ("compress", "PATH", "-o", "out.dq"))
 
 
 def every_word(words: tuple[object, ...], path: str) -> list[object]:
@@ -70,3 +71,27 @@ def test_what_may_not_be_read_behind_a_link_is_one_sentence(
         os.seteuid(0)
     assert "Cannot look at 'latest': Permission denied; grant this user read" in told.error()
     assert ".;" not in told.error()
+
+
+@pytest.mark.parametrize("words", [*TAKERS, ("run", "PATH")], ids=lambda words: words[0])
+def test_what_is_no_regular_file_is_not_called_nothing(
+    shell: Shell, words: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `compress <(zcat model.pt.gz)`: the path is right."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    told = shell(*every_word(words, "pipe"))
+    assert told.status == 1
+    assert "no regular file" in told.error()
+    assert "copy" in told.error()
+
+
+@pytest.mark.parametrize("words", TAKERS, ids=lambda words: words[0])
+def test_a_link_to_nothing_is_called_that_where_a_native_file_is_expected(
+    shell: Shell, words: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("latest").symlink_to("renamed")
+    assert (
+        f"a symbolic link to nothing ({tmp_path / 'renamed'})" in shell(*every_word(words, "latest")).error()
+    )

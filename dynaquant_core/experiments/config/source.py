@@ -69,6 +69,8 @@ def _find(config: str | Path) -> Path:
         return shipped[str(config)]
     if path.is_dir():
         raise ConfigError(f"{config}: is a folder; give a YAML file, or the name of a shipped config.")
+    if path.exists():
+        raise ConfigError(f"{config}: is no regular file; copy what it gives to one first.")
     hint = nearest(str(config), list(shipped))
     raise ConfigError(f"{config}: no such file and no shipped config of that name; {hint}")
 
