@@ -19,7 +19,7 @@ from dynaquant_core.errors import CheckpointNotFoundError, EmptyStoreError
 from dynaquant_core.plugins import find_checkpoints, is_checkpoint
 from dynaquant_core.plugins.checking import DiskUse
 from dynaquant_core.store import CheckpointInfo
-from dynaquant_core.store.disk import followed, guarded, is_dangling
+from dynaquant_core.store.disk import followed, guarded, is_dangling, path_from
 from dynaquant_core.store.names import parse_name
 
 __all__ = ["PathArgument", "Source", "StepOption", "open_source", "read_one"]
@@ -93,11 +93,13 @@ def open_source(path: Path) -> Source:
     """Opens what is at ``path`` for reading.
 
     Raises:
+        ConfigError: an address of remote storage.
         EmptyStoreError: nothing is there, or an empty folder.
         NotAStoreError: a folder of something else.
         CorruptFileError: a file that is no checkpoint.
         StorageError: the system refuses.
     """
+    path = path_from("PATH", path)
     with guarded("look at", path):
         return _opened(path)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+#: "s3://bucket/x", and what a Path leaves of it; a single letter is a drive.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 #: Free space asked for before a save, as a multiple of its estimated size.
 SPACE_FACTOR = 1.2
@@ -87,7 +91,7 @@ def is_gone(error: BaseException) -> bool:
 
 
 def path_from(argument: str, given: object) -> Path:
-    """What a user gave as ``argument``, as a path; raises ConfigError where it can be none.
+    """What a user gave as ``argument``, as a path; raises ConfigError where it can be none, or is an address.
 
     Example:
         >>> path_from("path", "checkpoints").name
@@ -101,6 +105,12 @@ def path_from(argument: str, given: object) -> Path:
         ) from None
     if "\0" in str(path):
         raise ConfigError(f"{argument} must hold no null character, got {str(path)!r:.80}.")
+    if ADDRESS.match(str(path)):  # a folder called "s3:" would be made here, and remote storage stay empty
+        address = re.sub(":/+", "://", str(path), count=1)
+        raise ConfigError(
+            f"{argument} must lie on a local or mounted disk, got the address {address!r:.80}; copy files "
+            "from there, or to there, with its own tools."
+        )
     return path
 
 

@@ -1,4 +1,4 @@
-"""Paths that lead to no file: loops, the root, links to nothing, pipes."""
+"""Paths that lead to no file: loops, the root, links to nothing, pipes, addresses of remote storage."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.words import Shell, checkpoint_files
 
@@ -95,3 +96,35 @@ def test_a_link_to_nothing_is_called_that_where_a_native_file_is_expected(
     assert (
         f"a symbolic link to nothing ({tmp_path / 'renamed'})" in shell(*every_word(words, "latest")).error()
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *READERS,
+        *TAKERS,
+        ("run", "PATH"),
+        ("run", "quickstart", "output=PATH"),
+        ("import", "native.pt", "PATH"),
+        ("compress", "native.pt", "-o", "PATH"),
+        ("decompress", "PATH", "-o", "out.pt"),
+        ("decompress", "model.dq", "-o", "PATH"),
+        ("export", "model.dq", "-o", "PATH"),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_addresses_are_refused_wherever_a_path_is_given(
+    shell: Shell,
+    words: tuple[object, ...],
+    looked_at: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`import native.pt s3://bucket/run` made a folder "s3:" here, and said that all was well."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.randn(64, 64)}, "native.pt")
+    Path("model.dq").write_bytes(checkpoint_files(looked_at)[0].read_bytes())
+    told = shell(*(str(word).replace("PATH", "s3://bucket/x.pt") for word in words))
+    assert told.status == 1
+    assert "must lie on a local or mounted disk, got the address 's3://bucket/x.pt'" in told.error()
+    assert {path.name for path in tmp_path.iterdir()} == {"native.pt", "model.dq"}

@@ -11,6 +11,7 @@ from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.reading import read_yaml
 from dynaquant_core.methods.registry import DEFAULT_METHOD
+from dynaquant_core.store.disk import path_from
 
 __all__ = ["apply_overrides", "load_experiment", "set_dotted", "shipped_configs"]
 
@@ -61,7 +62,7 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
 
 
 def _find(config: str | Path) -> Path:
-    path = Path(config)
+    path = path_from("config", config)
     if path.is_file():
         return path
     shipped = shipped_configs()
