@@ -19,7 +19,7 @@ from dynaquant_core.state.leaves import dotted
 from dynaquant_core.store import CheckpointInfo, CheckpointStore
 from dynaquant_core.store.best import best_of, measured
 from dynaquant_core.store.described import PLAIN, description_of
-from dynaquant_core.store.disk import require_another
+from dynaquant_core.store.disk import path_from, require_another
 from dynaquant_core.store.export import brief, to_safetensors
 from dynaquant_core.store.exporters import Exporter, resolve_exporter, taken
 
@@ -62,7 +62,7 @@ def export(
     """Write one checkpoint as torch.save or safetensors, or for a framework."""
     if best and step is not None:
         raise typer.BadParameter("give --best or --step, not both")
-    require_another(out, path)
+    require_another(path_from("OUT", out), path)
     write = resolve_exporter(to, out)
     with working(f"exporting {path} to {out}"):
         source, info, state = looked_up(path, step, best=best, trust=trust)

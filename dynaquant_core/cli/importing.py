@@ -27,6 +27,7 @@ from dynaquant_core.plugins.rest import split
 from dynaquant_core.state.leaves import dotted
 from dynaquant_core.store import CheckpointStore
 from dynaquant_core.store.described import read_description
+from dynaquant_core.store.disk import path_from
 from dynaquant_core.store.export import brief
 from dynaquant_core.store.exporters import resolve_importer
 from dynaquant_core.store.native import read_native, refused_class, step_of
@@ -58,6 +59,7 @@ def import_native(
     named = method_of(method)
     if named is not None:
         require_own_config(config, resolve_method(named))
+    path_from("NATIVE", native)
     opened = CheckpointStore(store, method=named, moments=moments, exact=tuple(exact or ()))
     with working(f"importing {native}"):
         own_step, state = read_for(framework, native, trust=trust)

@@ -55,8 +55,9 @@ def compress(
     """Compress one native checkpoint into one self-contained file."""
     if out is None and not dry_run:
         raise typer.BadParameter("give -o OUT.dq, or --dry-run to see what would be saved")
+    path_from("IN", native)
     if out is not None and not dry_run:
-        require_another(out, native)
+        require_another(path_from("OUT.dq", out), native)
     config = config_of(bins=bins, prune=prune, protect=protect, embedding_bins=embedding_bins, scale=scale)
     settings: dict[str, Any] = {"method": method_of(method), "moments": moments, "exact": tuple(exact or ())}
     with working(f"compressing {native}"):
@@ -64,7 +65,7 @@ def compress(
         if out is None or dry_run:
             info = rehearse(state, config=config, **settings)
         else:
-            saving = begin_file(path_from("compress: OUT.dq", out), state, config=config, **settings)
+            saving = begin_file(out, state, config=config, **settings)
             info = saving.seal(saving.draft(config), read_description(native)).write()
     tell(info, native, None if dry_run else out, as_json=as_json)
 
@@ -75,7 +76,7 @@ def decompress(
     to: ToOption = None,
 ) -> None:
     """Write a .dq file back as torch.save or safetensors."""
-    require_another(out, packed)
+    require_another(path_from("OUT", out), path_from("IN.dq", packed))
     write = resolve_exporter(to, out)
     with working(f"decompressing {packed}"):
         written(write, load_file(packed), out, FileSource(packed).info())

@@ -5,6 +5,7 @@ The commands that only read take any of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
@@ -18,7 +19,7 @@ from dynaquant_core.errors import CheckpointNotFoundError, EmptyStoreError
 from dynaquant_core.plugins import find_checkpoints, is_checkpoint
 from dynaquant_core.plugins.checking import DiskUse
 from dynaquant_core.store import CheckpointInfo
-from dynaquant_core.store.disk import guarded
+from dynaquant_core.store.disk import followed, guarded, is_dangling, path_from
 from dynaquant_core.store.names import parse_name
 
 __all__ = ["PathArgument", "Source", "StepOption", "open_source", "read_one"]
@@ -92,11 +93,13 @@ def open_source(path: Path) -> Source:
     """Opens what is at ``path`` for reading.
 
     Raises:
+        ConfigError: an address of remote storage.
         EmptyStoreError: nothing is there, or an empty folder.
         NotAStoreError: a folder of something else.
         CorruptFileError: a file that is no checkpoint.
         StorageError: the system refuses.
     """
+    path = path_from("PATH", path)
     with guarded("look at", path):
         return _opened(path)
 
@@ -109,6 +112,11 @@ def _opened(path: Path) -> Source:
     if path.is_dir():
         stored = any(parse_name(file.name) for file in path.glob("*.dq"))
         return StoreSource(path) if stored else _output(path)
+    if is_dangling(path):
+        raise EmptyStoreError(
+            f"{str(path)!r} is a symbolic link to {str(followed(path))!r}, which does not exist; give "
+            "what it should lead to, or make the link anew."
+        )
     if path.is_symlink() or path.exists():
         return FileSource(path)
     raise EmptyStoreError(
@@ -150,6 +158,8 @@ def read_one(path: Path, step: int | None, look: Callable[[Source], Result]) -> 
 
 def _folder_beside(path: Path) -> Path | None:
     """The folder that a Composer checkpoint's file, or a link to it, stands for; None: it is no such file."""
-    file = path.resolve()
+    file = Path(os.path.realpath(path))  # of a circle of links `resolve` raises what is no OSError
+    if not file.name:  # the root
+        return None
     folder = file.with_name(f"{file.name}.dynaquant")
     return folder if is_checkpoint(folder) and is_pointer(file) else None

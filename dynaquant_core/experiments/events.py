@@ -25,7 +25,7 @@ from typing import Any
 
 from dynaquant_core.errors import StorageError
 
-__all__ = ["Event", "append", "find", "read", "read_whole"]
+__all__ = ["Event", "append", "checkpoints", "find", "read", "read_whole"]
 
 Event = Mapping[str, Any]
 
@@ -68,6 +68,25 @@ def read_whole(path: Path) -> list[Event]:
 def find(events: Sequence[Event], kind: str) -> list[Event]:
     """The events of one kind, oldest first."""
     return [event for event in events if event["event"] == kind]
+
+
+def checkpoints(events: Sequence[Event]) -> list[Event]:
+    """The checkpoints that a run stands on, ascending: where one was taken twice, as it was the second time.
+
+    A run whose newest checkpoints are damaged goes on from one before them, and takes those steps again.
+
+    Example:
+        >>> saved = [{"event": "checkpoint", "step": step} for step in (10, 20)]
+        >>> [event["step"] for event in checkpoints([*saved, {"event": "start", "restored": 10}])]
+        [10]
+    """
+    kept: list[Event] = []
+    for event in events:
+        if event["event"] == "start":
+            kept = [checkpoint for checkpoint in kept if checkpoint["step"] <= event["restored"]]
+        elif event["event"] == "checkpoint":
+            kept.append(event)
+    return kept
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dynaquant_core.errors import ExperimentError
 from dynaquant_core.experiments.config.experiment import Experiment
-from dynaquant_core.experiments.events import Event, find
+from dynaquant_core.experiments.events import Event, checkpoints
 from dynaquant_core.experiments.measures import MovementWatch, by_direction, standard_error
 from dynaquant_core.experiments.narrow import method_of
 from dynaquant_core.experiments.optimizers import keeps_moments
@@ -47,7 +47,7 @@ class Recorder:
         self, trainer: Trainer, experiment: Experiment, folder: Path, diary: Sequence[Event]
     ) -> None:
         self._trainer, self._experiment, self._folder = trainer, experiment, folder
-        self._logged = [event["step"] for event in find(diary, "checkpoint")]
+        self._logged = [event["step"] for event in checkpoints(diary)]
         self._checkpointer = Checkpointer(
             folder,
             trainer.model,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dynaquant_core.experiments.baseline import Baseline, last_interval_loss
 from dynaquant_core.experiments.config.experiment import Experiment
 from dynaquant_core.experiments.config.spelling import resolved
-from dynaquant_core.experiments.events import Event, find
+from dynaquant_core.experiments.events import Event, checkpoints, find
 from dynaquant_core.experiments.pretraining import pretraining
 from dynaquant_core.experiments.recording import as_one_life
 from dynaquant_core.experiments.restores import lives_of, lost_training, restore_entries
@@ -119,9 +119,7 @@ def transfer_entry(experiment: Experiment, diary: Sequence[Event], baseline: Bas
 def _saved(experiment: Experiment, diary: Sequence[Event], seconds: float) -> dict[str, Any]:
     """What was run, and what its checkpoints were; ``seconds``: of training."""
     method, options = resolved(experiment.method)
-    checkpoints = [
-        {key: event[key] for key in event if key != "event"} for event in find(diary, "checkpoint")
-    ]
+    entries = [{key: event[key] for key in event if key != "event"} for event in checkpoints(diary)]
     return {
         "kind": experiment.kind,
         "method": method,
@@ -131,15 +129,15 @@ def _saved(experiment: Experiment, diary: Sequence[Event], seconds: float) -> di
         "seed": experiment.seed,
         "threshold": experiment.threshold,
         "interval_steps": experiment.checkpoint_every,
-        "overhead": _overhead(checkpoints, seconds),
-        "checkpoints": checkpoints,
+        "overhead": _overhead(find(diary, "checkpoint"), seconds),
+        "checkpoints": entries,
         "steps": experiment.steps,
         "model": experiment.model.name,
         "data": experiment.data.source,
         "moments": experiment.moments,
         "max_chain": experiment.max_chain,
         "parameters": find(diary, "final")[-1]["parameters"],
-        "totals": _totals(checkpoints),
+        "totals": _totals(entries),
         "training_seconds": seconds,
     }
 
@@ -151,16 +149,17 @@ def training_seconds(diary: Sequence[Event]) -> float:
     )
 
 
-def _overhead(checkpoints: Sequence[dict[str, Any]], seconds: float) -> dict[str, float]:
-    spent = {stage: sum(entry["seconds"].get(stage, 0.0) for entry in checkpoints) for stage in STAGES}
+def _overhead(saves: Sequence[Event], seconds: float) -> dict[str, float]:
+    """Shares of training, of which steps that were taken twice are a part: so saves of both times count."""
+    spent = {stage: sum(save["seconds"].get(stage, 0.0) for save in saves) for stage in STAGES}
     training = seconds - spent["collector"]  # which works inside of the optimizer's step
     return {stage: total / training if training > 0 else 0.0 for stage, total in spent.items()}
 
 
-def _totals(checkpoints: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    raw = sum(entry["raw_bytes"] for entry in checkpoints)
-    stored = sum(entry["stored_bytes"] for entry in checkpoints)
-    weights = [entry["parts"]["weight"] for entry in checkpoints if "weight" in entry["parts"]]
+def _totals(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    raw = sum(entry["raw_bytes"] for entry in entries)
+    stored = sum(entry["stored_bytes"] for entry in entries)
+    weights = [entry["parts"]["weight"] for entry in entries if "weight" in entry["parts"]]
     weights_raw = sum(part["raw_bytes"] for part in weights)
     weights_stored = sum(part["stored_bytes"] for part in weights)
     return {

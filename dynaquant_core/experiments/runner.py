@@ -105,7 +105,10 @@ def _run(
             run_tasks(grid_tasks(plan, Watcher(_in_turn(progress), children)), jobs, keep, children)
     except DynaQuantError:
         if "runs" in facts:  # a page of what was finished
-            _report(results)
+            try:
+                _report(results)
+            except DynaQuantError as error:  # what failed first may well be why
+                logger.warning("%s", error)
         raise
     _report(results)
     return results

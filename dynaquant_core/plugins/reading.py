@@ -159,9 +159,18 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     elif depth:
         try:
-            below = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())
+            with os.scandir(folder) as entries:
+                below = sorted(entry.path for entry in entries if _is_folder(entry))
         except OSError:  # gone, no folder, or not ours to look into
             return
         for path in below:
             if not Path(path).name.startswith("."):  # one of these is still being filled
                 yield from _below(Path(path), depth - 1)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one, or leads to one; not where the system refuses to look, as at a circle of links."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

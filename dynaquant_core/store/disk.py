@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "file_identity",
     "followed",
     "guarded",
+    "is_dangling",
     "is_gone",
     "make_folder",
     "path_from",
@@ -32,6 +34,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+#: "s3://bucket/x", and what a Path leaves of it; a single letter is a drive.
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 #: Free space asked for before a save, as a multiple of its estimated size.
 SPACE_FACTOR = 1.2
@@ -61,6 +66,8 @@ def guarded(action: str, path: Path) -> Iterator[None]:
         yield
     except StorageError as error:
         cause = error.__cause__
+        while isinstance(cause, StorageError) and not cause.errno:  # a sentence, not what the system said
+            cause = cause.__cause__
         if error.errno or not isinstance(cause, OSError):
             raise
         raise storage_error(action, path, cause) from cause
@@ -84,7 +91,7 @@ def is_gone(error: BaseException) -> bool:
 
 
 def path_from(argument: str, given: object) -> Path:
-    """What a user gave as ``argument``, as a path; raises ConfigError where it can be none.
+    """What a user gave as ``argument``, as a path; raises ConfigError where it can be none, or is an address.
 
     Example:
         >>> path_from("path", "checkpoints").name
@@ -98,6 +105,12 @@ def path_from(argument: str, given: object) -> Path:
         ) from None
     if "\0" in str(path):
         raise ConfigError(f"{argument} must hold no null character, got {str(path)!r:.80}.")
+    if ADDRESS.match(str(path)):  # a folder called "s3:" would be made here, and remote storage stay empty
+        address = re.sub(":/+", "://", str(path), count=1)
+        raise ConfigError(
+            f"{argument} must lie on a local or mounted disk, got the address {address!r:.80}; copy files "
+            "from there, or to there, with its own tools."
+        )
     return path
 
 
@@ -209,6 +222,15 @@ def followed(path: Path) -> Path:
     Inside of a store nothing is followed: there a link is no checkpoint.
     """
     return Path(os.path.realpath(path)) if os.path.islink(path) else path  # noqa: PTH114 - raises nothing
+
+
+def is_dangling(path: Path) -> bool:
+    """Whether this is a symbolic link that leads to nothing; not one that leads round in a circle.
+
+    Raises:
+        OSError: the system refuses to look.
+    """
+    return path.is_symlink() and not path.exists() and not followed(path).is_symlink()
 
 
 def require_another(path: Path, source: Path) -> None:

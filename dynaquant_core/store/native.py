@@ -15,6 +15,7 @@ import torch
 
 from dynaquant_core.errors import CorruptFileError, StorageError, UnsupportedStateError
 from dynaquant_core.format import MAGIC
+from dynaquant_core.store.disk import followed, is_dangling
 
 __all__ = [
     "first_line",
@@ -152,8 +153,12 @@ def whole_number(value: Any) -> int | None:
 
 def _found_at(path: Path) -> str:
     """What is there in place of a file, and what to do about it."""
-    if not path.is_dir():
+    if is_dangling(path):
+        return f"a symbolic link to nothing ({followed(path)}); check where it leads"
+    if not path.exists():
         return "nothing; check the path"
+    if not path.is_dir():
+        return "no regular file but a pipe or a device; copy what it gives to a file first"
     if not any(found for ending in WEIGHTS for found in path.glob(ending)):
         return "a folder; check the path"
     return (

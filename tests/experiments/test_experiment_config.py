@@ -80,7 +80,7 @@ from dynaquant_core.methods.registry import DEFAULT_METHOD
         ("seed=4294967296", r"seed: expected less than 4294967296"),
         ("seeds=[0, 4294967296]", r"seeds.1: expected less than 4294967296"),
         ("steps=1000000000000000000000000", r"steps: expected less than 9007199254740992"),
-        ('output="a\\0b"', r"output: a path cannot hold a NUL"),
+        ('output="a\\0b"', r"output: a path must hold no null character"),
         ("output=2024-02-30", r"override 'output': a value is none \(day is out of range for month\)"),
         (
             "threshold=" + 5000 * "9",

@@ -86,8 +86,12 @@ def test_a_step_saved_again_counts_as_it_was_written_last(tiny: dict[str, Any]) 
         {"event": "start", "restored": 20},
         {"event": "final", "step": 40, "value": 2.0, "weights_digest": "bb", "parameters": 250},
     ]
-    last = entry(tiny, events)["restores"][-1]
+    found = entry(tiny, events)
+    last = found["restores"][-1]
     assert (last["movement_lost"]["stale"], last["span"]) == (0.5, 10 / 40)
+    assert [saved["step"] for saved in found["checkpoints"]] == [10, 20]
+    assert found["checkpoints"][-1]["movement_lost"]["stale"] == 0.5
+    assert found["overhead"]["search"] == pytest.approx(0.9 / found["training_seconds"])  # of all three
 
 
 def test_training_loss_is_that_of_the_last_interval_as_taken_last(tiny: dict[str, Any]) -> None:

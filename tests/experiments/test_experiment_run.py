@@ -153,6 +153,32 @@ def test_an_interrupted_experiment_goes_on_and_retakes_what_was_not_measured(tin
     assert all(entry["met"] for entry in run["checkpoints"])
 
 
+def test_what_is_saved_again_behind_damaged_checkpoints_counts_once(tiny_file: Path) -> None:
+    """The threshold was met at "6 of 6" in a run of four, and of the file of a step an older entry told."""
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step > 32:
+            raise KeyboardInterrupt
+
+    settings, diary = ["output=out", "max_chain=0"], Path("out/run-0/events.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(tiny_file, settings, interrupt)
+    for path in sorted(Path("out/run-0/store").glob("*.dq"))[1:3]:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(tiny_file, settings, interrupt)
+    lines = diary.read_text(encoding="utf-8").splitlines(keepends=True)
+    second = [i for i, line in enumerate(lines) if json.loads(line).get("kind") and '"step": 30' in line][1]
+    diary.write_text("".join(lines[:second]), encoding="utf-8")  # the second 30 was not measured
+    results = run_experiment(tiny_file, settings)
+    (run,) = results.data["runs"]
+    assert [restore["restored_step"] for restore in run["restores"]] == [10, 20]
+    assert [entry["step"] for entry in run["checkpoints"]] == [10, 20, 30, 40]
+    check_entries(run, store_of(results))
+
+
 def test_an_output_folder_is_its_experiments_own(workplace: Path, tiny: dict[str, Any]) -> None:
     mine = validate(tiny | {"output": "out"}, "tiny")
     assert claim(mine) == claim(mine) == Path("out")

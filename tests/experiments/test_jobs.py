@@ -114,6 +114,21 @@ def test_what_the_system_refuses_costs_one_row(tiny_file: Path, jobs: int) -> No
     assert [run["seed"] for run in kept] == [0, 2]
 
 
+@pytest.mark.parametrize("refused", ["results.json", "run-1/process.log"])
+def test_a_report_that_fails_too_does_not_take_the_place_of_what_failed_first(
+    tiny_file: Path, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    """On a full disk the report alone was named where results.json was missing, or where a row had failed."""
+    base = [*EXACT, "steps=10", "output=out"]
+    run_experiment(tiny_file, base)
+    for name in (refused, "report.html"):
+        Path("out", name).unlink(missing_ok=True)
+        Path("out", name).mkdir(parents=True)
+    with pytest.raises(StorageError, match=rf"{refused}.* cannot be written"):
+        run_experiment(tiny_file, [*base, "seeds=[0, 1]"])
+    assert "out: the report cannot be written" in caplog.text
+
+
 def test_a_row_that_fails_costs_no_row_that_would_have_had_it_for_its_baseline(tiny_file: Path) -> None:
     base = [*EXACT, "steps=20", "output=out"]
     run_experiment(tiny_file, [*base, "seeds=[7]"])

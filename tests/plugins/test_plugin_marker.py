@@ -169,6 +169,7 @@ def test_checkpoints_below_a_folder(original, tmp_path):
         shutil.copytree(original / "2", root / name)
     (root / "last.ckpt").symlink_to("epoch=1.ckpt")
     (root / "a.txt").write_text("x")
+    (root / "best").symlink_to("best")  # of what cannot be looked at the others know nothing
     found = [str(path.relative_to(root)) for path in find_checkpoints(root)]
     assert found == ["deep/er/checkpoint_3/dynaquant", "epoch=1.ckpt"]
     assert find_checkpoints(root / "epoch=1.ckpt") == [root / "epoch=1.ckpt"]

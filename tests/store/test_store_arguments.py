@@ -43,7 +43,7 @@ def test_complex_squares_of_a_real_weight_say_nothing_of_it(tmp_path: Path) -> N
     assert torch.allclose(CheckpointStore(tmp_path).load()["model"]["w"], weight, atol=0.5)
 
 
-@pytest.mark.parametrize("path", [None, 3, b"run", ["run"], "a\0b"])
+@pytest.mark.parametrize("path", [None, 3, b"run", ["run"], "a\0b", "s3://run", Path("gs://b/run")])
 def test_what_is_no_path_is_refused_everywhere(tmp_path: Path, path: Any) -> None:
     filled(tmp_path)
     export = exact_store(tmp_path).export

@@ -23,6 +23,7 @@ from dynaquant_core.experiments.config.section import Count, Seed, Threshold, Wh
 from dynaquant_core.experiments.config.systems import OF_SAVING, SYSTEMS, SystemSection, system_problem
 from dynaquant_core.experiments.config.transfer import Pretrained, saving_problem
 from dynaquant_core.experiments.failures import failure_steps
+from dynaquant_core.store.disk import path_from
 
 __all__ = ["Experiment", "validate"]
 
@@ -73,8 +74,7 @@ def _crossing(value: Any) -> Crossing:
 
 
 def _path(value: str) -> str:
-    if "\0" in value:
-        raise ValueError(f"a path cannot hold a NUL character, got {value!r}")
+    path_from("a path", value)
     try:
         return str(Path(value).expanduser()) if value.startswith("~") else value
     except RuntimeError:

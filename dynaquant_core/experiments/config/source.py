@@ -11,6 +11,7 @@ from dynaquant_core.errors import ConfigError
 from dynaquant_core.experiments.config.experiment import Experiment, validate
 from dynaquant_core.experiments.config.reading import read_yaml
 from dynaquant_core.methods.registry import DEFAULT_METHOD
+from dynaquant_core.store.disk import path_from
 
 __all__ = ["apply_overrides", "load_experiment", "set_dotted", "shipped_configs"]
 
@@ -61,7 +62,7 @@ def load_experiment(config: str | Path, overrides: Sequence[str] = ()) -> Experi
 
 
 def _find(config: str | Path) -> Path:
-    path = Path(config)
+    path = path_from("config", config)
     if path.is_file():
         return path
     shipped = shipped_configs()
@@ -69,6 +70,8 @@ def _find(config: str | Path) -> Path:
         return shipped[str(config)]
     if path.is_dir():
         raise ConfigError(f"{config}: is a folder; give a YAML file, or the name of a shipped config.")
+    if path.exists():
+        raise ConfigError(f"{config}: is no regular file; copy what it gives to one first.")
     hint = nearest(str(config), list(shipped))
     raise ConfigError(f"{config}: no such file and no shipped config of that name; {hint}")
 
