@@ -37,7 +37,7 @@ def export(tree: Any, path: str | os.PathLike[str]) -> None:
         raise StateMismatchError(
             "this is not what a Composer Trainer saves (no 'state' with a 'model'); export it with --to pt."
         )
-    target = Path(path).resolve()
+    target = Path(os.path.realpath(path))  # resolve() of Python 3.11 ends a circle of links in a RuntimeError
     if is_pointer(target) and is_checkpoint(folder_of(target)):
         raise UnsafePathError(
             f"{os.fspath(path)!r} stands for the DynaQuant checkpoint in the folder beside it and is not "
