@@ -172,6 +172,7 @@ ENTANGLED: Final = (
         "median",
         "min",
         "nanmedian",
+        "pairwise_distance",
         "pdist",
         "prod",
         "renorm",
