@@ -30,6 +30,7 @@ from dynaquant_core.state.roles import (
     is_two_valued,
     matches,
     moment_kind,
+    never_falls,
 )
 from dynaquant_core.state.spec import TensorSpec, dtype_name, dtype_of
 from dynaquant_core.state.tree import Tree, flatten, pack
@@ -66,6 +67,7 @@ __all__ = [
     "matches",
     "memory_limit",
     "moment_kind",
+    "never_falls",
     "overlapping",
     "owned_by",
     "pack",

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from dynaquant_core.state.leaves import Leaf, Path
 
 __all__ = [
+    "LARGEST",
     "MOMENTS",
     "MOMENT_KINDS",
     "Kind",
@@ -48,6 +49,8 @@ MOMENT_KINDS: Final[Mapping[str, Kind]] = {
     "sum": "second",  # Adagrad
 }
 MOMENTS: Final = frozenset(MOMENT_KINDS)
+#: The largest so far of a second moment: what chance once adds to it stays.
+LARGEST: Final = frozenset({"max_exp_avg_sq"})
 #: Those that nothing else is called.
 CERTAIN: Final = MOMENTS - {"sum"}
 

@@ -15,7 +15,16 @@ import torch
 
 from dynaquant_core.state.leaves import Leaf
 from dynaquant_core.state.pairs import paired_names
-from dynaquant_core.state.places import MOMENT_KINDS, MOMENTS, Kind, Place, apart, kind_name, places_of
+from dynaquant_core.state.places import (
+    LARGEST,
+    MOMENT_KINDS,
+    MOMENTS,
+    Kind,
+    Place,
+    apart,
+    kind_name,
+    places_of,
+)
 
 __all__ = [
     "MIN_ELEMENTS",
@@ -33,6 +42,7 @@ __all__ = [
     "is_two_valued",
     "matches",
     "moment_kind",
+    "never_falls",
 ]
 
 Role = Literal["weight", "moment", "exact"]
@@ -117,6 +127,18 @@ def moment_kind(name: str) -> Kind | None:
         ('second', None)
     """
     return MOMENT_KINDS.get(kind_name(name))
+
+
+def never_falls(name: str) -> bool:
+    """Whether a tensor is the largest so far of a second moment, by its dotted name.
+
+    Adamax's ``exp_inf`` is not: it is the larger of what is new and of itself, a little smaller every step.
+
+    Example:
+        >>> never_falls("optimizer.state.0.max_exp_avg_sq"), never_falls("optimizer.state.0.exp_inf")
+        (True, False)
+    """
+    return kind_name(name) in LARGEST
 
 
 def _last(leaf: Leaf) -> str:

@@ -79,6 +79,9 @@ OPERATIONS = {
     "masked sum of exponents": lambda maps: maps.masked_fill(BANNED, -1e4).logsumexp(-1, keepdim=True),
     "chain": crf,
     "distances": lambda maps: torch.cdist(maps, maps[:16], p=math.inf),
+    "distances of pairs": lambda maps: functional.pairwise_distance(
+        maps.view(-1, 8), maps.roll(1, 0).view(-1, 8), p=math.inf
+    ).view(-1, 8),
     "eigenvectors": lambda maps: torch.linalg.eigh(maps.view(-1, 4, 4) @ maps.view(-1, 4, 4).mT)[1].reshape(
         -1, WIDTH
     ),

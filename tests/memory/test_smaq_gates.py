@@ -14,6 +14,12 @@ from tests.memory.nets import ONLY_MAPS
 
 ROWS, WIDTH = 512, 64
 
+
+def tailed(maps):
+    """Levels far apart, a few values being far out: most others are nearer to zero than one of them."""
+    return torch.where(torch.arange(ROWS)[:, None] % 200 == 0, 300 * maps, maps)
+
+
 #: The maps' deviation is about one; so all that decides lies beyond the levels.
 FAR = 2.5
 GATES = {
@@ -32,12 +38,22 @@ GATES = {
     "hardsigmoid": lambda maps: functional.hardsigmoid(3 / FAR * maps),
     "leaky": lambda maps: functional.leaky_relu(maps - FAR),
     "leaky in place": lambda maps: nn.LeakyReLU(0.1, inplace=True)(maps - FAR),
+    "abs": lambda maps: tailed(maps).abs(),
+    "abs in place": lambda maps: tailed(maps).abs_(),
+    "abs of the language": lambda maps: abs(tailed(maps)),
+    "abs by keyword": lambda maps: torch.absolute(input=tailed(maps)),
+    "abs of zeros": lambda maps: (maps - maps.detach() * (torch.arange(ROWS)[:, None] > 99)).abs(),
+    "total variation": lambda maps: (tailed(maps)[1:] - tailed(maps)[:-1]).abs().mean(),
+    "first norm": lambda maps: tailed(maps).norm(1, -1),
+    "first norm of vectors": lambda maps: torch.linalg.vector_norm(tailed(maps), ord=1),
+    "first norm of rows": lambda maps: torch.linalg.norm(tailed(maps), 1, dim=-1),
+    "to a sum of one": lambda maps: functional.normalize(tailed(maps), p=1, dim=0),
     "cut along a view": lambda maps: functional.hardtanh(maps.t()[3:50:2], -FAR, FAR),
     "bounds that are maps": lambda maps: maps.clamp(maps.roll(1, 0) - FAR, maps.roll(1, 0) + FAR),
 }
 
 #: A compiler calls no mode for them.
-UNSEEN = ("threshold in place", "hardsigmoid")
+UNSEEN = ("threshold in place", "hardsigmoid", "abs of the language")
 
 
 class Gated(nn.Module):
@@ -81,6 +97,12 @@ def test_it_takes_a_bit_a_value():
     saved = life(nn.ReLU6(), coded=True)[1]
     assert saved["tensors"] == 1
     assert saved["benefit"] > 31
+
+
+def test_three_kinds_take_two_bits_a_value():
+    saved = life(torch.abs, coded=True)[1]
+    assert saved["tensors"] == 1
+    assert 15.5 < saved["benefit"] < 16
 
 
 def test_what_others_ask_of_the_same_map_is_packed_beside_it():

@@ -19,6 +19,7 @@ from dynaquant_core.memory.smaq.entangled import (
     GridCall,
     Nothing,
     is_extreme,
+    order_of,
 )
 from dynaquant_core.memory.smaq.foreign import is_foreign
 from dynaquant_core.memory.smaq.gates import GATES, Rule, rule_of
@@ -55,7 +56,10 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Calls it; what `spares` wants to know of as it has to be called."""
-        known = func in UNCOMPILED or (func in BY_ORDER and is_extreme(func, args, kwargs or {}))
+        # A compiler does not find `Tensor.norm`, which is of Python, in a dictionary, and then ends on that.
+        known = func in UNCOMPILED or (
+            (func is Tensor.norm or func in BY_ORDER) and _is_known(func, args, kwargs or {})
+        )
         if (known or is_foreign(func)) and _trains(args, kwargs or {}):
             return self._uncompiled(self, func, args, kwargs or {})
         if not torch.compiler.is_compiling() and func in KNOWN:
@@ -71,7 +75,7 @@ class Calls(TorchFunctionMode):
         return self._call.needs(tensor)
 
     def gate(self) -> Rule | None:
-        """Which values are open in what is being saved; None: the call under way asks for more than that."""
+        """Which kinds of values are in what is saved; None: the call under way asks for more than that."""
         return None if self._told is None else rule_of(*self._told)
 
 
@@ -96,6 +100,11 @@ def needs_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needs:
     if func in ENTANGLED or is_foreign(func) or (func in ORDERED and is_extreme(func, args, kwargs)):
         return Everything()
     return NormCall.of(func, args, kwargs)
+
+
+def _is_known(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether something is known of what a norm of this order saves."""
+    return is_extreme(func, args, kwargs) or order_of(args, kwargs) == 1
 
 
 def _trains(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -44,6 +44,8 @@ PLAIN: Final = named("cross", "diagonal", "matmul", "multi_dot", "vecdot")
 
 #: Norms, which are extreme or not by their order.
 ORDERED: Final = named("norm", "normalize", "vector_norm", "matrix_norm")
+#: Of order 1 their gradient takes the signs of the map whose values it takes.
+QUOTIENTS: Final = named("normalize")
 MATRICES: Final = frozenset({torch.linalg.norm, torch.linalg.matrix_norm})
 
 #: No private functions: where a compiler meets one in a set, it leaves all that asks for the set uncompiled.
@@ -170,6 +172,7 @@ ENTANGLED: Final = (
         "median",
         "min",
         "nanmedian",
+        "pairwise_distance",
         "pdist",
         "prod",
         "renorm",
@@ -192,17 +195,28 @@ GRIDS: Final = named("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sam
 
 
 def is_extreme(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether one of ``ORDERED`` is a maximum, a minimum or a decomposition.
+    """Whether one of ``ORDERED`` is a maximum, a minimum, a decomposition, or signs beside what it divides.
 
     Example:
         >>> values = torch.ones(2)
         >>> is_extreme(torch.norm, (values, math.inf), {}), is_extreme(torch.norm, (values,), {})
         (True, False)
     """
-    order = kwargs.get("ord", kwargs.get("p", args[1] if len(args) > 1 else None))
+    order = order_of(args, kwargs)
     if order is None or order == "fro":
         return False
-    return func in MATRICES or isinstance(order, str) or not math.isfinite(order)
+    signed = func in QUOTIENTS and order == 1
+    return signed or func in MATRICES or isinstance(order, str) or not math.isfinite(order)
+
+
+def order_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The order that a call of one of ``ORDERED`` was given; None: that of its own.
+
+    Example:
+        >>> order_of((torch.ones(2), 1), {}), order_of((torch.ones(2),), {"ord": "fro"})
+        (1, 'fro')
+    """
+    return kwargs.get("ord", kwargs.get("p", args[1] if len(args) > 1 else None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Functions whose gradient has one of two sizes, by where a value lies: one bit a value is all it asks for.
+"""Functions whose gradient has one of a few sizes, by where a value lies: all it asks for is a bit or two.
 
 A value beyond the format's limit comes back as the limit.  So through a softshrink whose threshold lies
-further out no gradient passed at all, and where a clamp cuts rare values off, theirs passed.  The bit is
-exact, and smaller than any code.
+further out no gradient passed at all, and where a clamp cuts rare values off, theirs passed.  And what
+is smaller than a level came back with either sign, of which an absolute value takes its gradient.  The bits
+are exact, and smaller than any code.
 """
 
 from __future__ import annotations
@@ -16,28 +17,30 @@ import torch
 from torch import Tensor
 
 from dynaquant_core.arithmetic import plainly
-from dynaquant_core.memory.smaq.entangled import named
-from dynaquant_core.memory.smaq.packed_words import pack_bits, unpack_bits
+from dynaquant_core.memory.smaq.entangled import ORDERED, named, order_of
+from dynaquant_core.memory.smaq.packed_words import pack_run, unpack_run
 from dynaquant_core.memory.smaq.statistics import Statistics
 
 __all__ = ["GATES", "Gated", "Rule", "rule_of"]
 
-#: Where the values of a map are open, as torch's backward passes tell it.
+#: Of which kind the values of a map are, as torch's backward passes tell it: open or not, or one of four.
 Rule = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """A map as one bit a value, and a value of either kind: to the backward pass all of a kind are alike.
+    """A map as the kind of each value, and one of each kind: to the backward pass all of a kind are alike.
 
     Args:
-        bits: which are open, as `pack_bits` gives them.
-        pair: a closed one and an open one.
+        kinds: as `pack_run` gives them.
+        width: bits of each.
+        values: one of each kind.
         shape: of the map.
     """
 
-    bits: Tensor
-    pair: Tensor
+    kinds: Tensor
+    width: int
+    values: Tensor
     shape: torch.Size
 
     @classmethod
@@ -50,14 +53,17 @@ class Gated:
             [0.5, 7.0, 0.5, 7.0]
         """
         flat = values.reshape(-1)
-        flags = rule(flat).to(torch.uint8)
-        either = torch.stack([flags.argmin(), flags.argmax()])  # nothing that a device waits for
-        return cls(pack_bits(flags), flat.index_select(0, either), values.shape)
+        found = rule(flat)
+        width = 1 if found.dtype == torch.bool else 2
+        kinds = found.to(torch.uint8)
+        # The first of each kind, with nothing that a device waits for.
+        one_of_each = torch.stack([kinds.eq(kind).to(torch.uint8).argmax() for kind in range(1 << width)])
+        return cls(pack_run(kinds, width), width, flat.index_select(0, one_of_each), values.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of bits and values."""
-        return self.bits.nbytes + self.pair.nbytes
+        """Bytes of kinds and values."""
+        return self.kinds.nbytes + self.values.nbytes
 
     @property
     def statistics(self) -> Statistics | None:
@@ -65,14 +71,17 @@ class Gated:
         return None
 
     def decode(self) -> Tensor:
-        """A map of the two values."""
-        closed, opened = self.pair
-        flags = unpack_bits(self.bits, self.shape.numel())
-        return torch.where(flags, opened, closed).view(self.shape)
+        """A map of a few values."""
+        first, *others = self.values
+        kinds = unpack_run(self.kinds, self.width)[: self.shape.numel()]
+        found: Tensor = first.expand(kinds.shape)
+        for kind, value in enumerate(others, 1):
+            found = torch.where(kinds == kind, value, found)
+        return found.view(self.shape)
 
 
 def rule_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rule | None:
-    """What opens the map that a call of one of ``GATES`` was given.
+    """What tells the kinds of the map apart that a call of one of ``GATES``, or a norm of order 1, was given.
 
     None: it is no such call, or its bounds are maps, against which backward sets the values themselves.
 
@@ -80,6 +89,8 @@ def rule_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rule
         >>> rule_of(torch.clamp, (torch.ones(3),), {"max": 2.0})(torch.tensor([1.0, 2.0, 3.0])).tolist()
         [True, True, False]
     """
+    if func in FIRST_NORMS and order_of(args, kwargs) == 1:
+        return _sign
     given = {name: one for name, one in kwargs.items() if name not in ("input", "self")}
     if func not in GATES or any(isinstance(one, Tensor) for one in (*args[1:], *given.values())):
         return None
@@ -113,6 +124,10 @@ def _leaky(values: Tensor, *_: Any, **__: Any) -> Tensor:
     return values.gt(0)
 
 
+def _sign(values: Tensor, **_: Any) -> Tensor:
+    return values.sign().add(1).to(torch.uint8)
+
+
 def _shrink(backward: Any, values: Tensor, lambd: float = 0.5, **_: Any) -> Tensor:
     return _passed(backward(_one(values), values, lambd))
 
@@ -137,10 +152,14 @@ RULES: Final[dict[Callable[..., Tensor], tuple[str, ...]]] = {
     _relu6: ("relu6",),
     _hardsigmoid: ("hardsigmoid",),
     _leaky: ("leaky_relu", "leaky_relu_"),
+    _sign: ("abs", "abs_", "absolute", "absolute_"),
     partial(_shrink, torch.ops.aten.softshrink_backward): ("softshrink",),
     partial(_shrink, torch.ops.aten.hardshrink_backward): ("hardshrink",),
     _threshold: ("threshold", "threshold_"),
 }
+
+#: Norms that are sums of absolute values where their order is 1.
+FIRST_NORMS: Final = ORDERED - named("normalize", "matrix_norm")
 
 #: What opens a map, by the function that is called: the map as it was saved, then the call's other arguments.
 GATES: Final = {func: rule for rule, names in RULES.items() for func in named(*names)}

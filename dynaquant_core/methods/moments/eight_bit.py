@@ -32,7 +32,7 @@ from dynaquant_core.methods.moments.changed import ChangedDraft
 from dynaquant_core.methods.pooling import POOL_BYTES, grouped, write_layout
 from dynaquant_core.methods.streams import chosen
 from dynaquant_core.quantize import blocks
-from dynaquant_core.state import TensorSpec, has_range
+from dynaquant_core.state import TensorSpec, has_range, never_falls
 
 __all__ = ["BlocksDraft", "BlocksReference", "LogBlocks", "is_signed"]
 
@@ -69,7 +69,8 @@ class BlocksDraft(ChangedDraft[Coded]):
 
     def _encode(self, tensor: Tensor, name: str) -> Coded:
         signed = self._signed[name] = is_signed(tensor)
-        return Coded(*blocks.encode(tensor, signed, key=None if signed else self._key(name)))
+        drawn = not (signed or never_falls(name))
+        return Coded(*blocks.encode(tensor, signed, key=self._key(name) if drawn else None))
 
     def _decode(self, coded: Coded, spec: TensorSpec) -> Tensor:
         return coded_tensor(coded, spec)
@@ -97,6 +98,7 @@ class LogBlocks(OnePoint):
 
     First moments are within 5% of each value, second ones within 9.1% and right on average, in full in
     `quantize.blocks`; what was zero, positive or negative stays so, and a second moment never becomes zero.
+    The largest second moments so far (AMSGrad's) are within 5%: what a draw added to them would stay.
     It takes tensors as they are given: a store keeps what centred RMSprop subtracts, and what from, in its
     exact part.
 

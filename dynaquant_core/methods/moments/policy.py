@@ -20,7 +20,7 @@ from dynaquant_core.methods.moments.reader import MomentsDecoder
 from dynaquant_core.methods.moments.streams import moment_streams
 from dynaquant_core.methods.streams import chosen
 from dynaquant_core.quantize.factors import factor_count
-from dynaquant_core.state import has_range, moment_kind
+from dynaquant_core.state import has_range, moment_kind, never_falls
 
 __all__ = ["MomentsPolicy", "worth_factoring"]
 
@@ -85,8 +85,13 @@ class MomentsPolicy(OnePoint, ABC):
         return self.factor(tensor) if kind == "factor" else "e"
 
     def encoded(self, name: str, tensor: Tensor, key: int | None = None) -> Coded:
-        """A moment in its form; ``key`` is of its draws."""
-        return encoded(tensor, self.letter(name, tensor), key)
+        """A moment in its form; ``key`` is of its draws.
+
+        The largest second moments so far are not drawn in blocks, where chance would carry them up.  Their
+        rows are: as products they come back too small on the whole, and to the nearest step even smaller.
+        """
+        letter = self.letter(name, tensor)
+        return encoded(tensor, letter, None if letter == "e" and never_falls(name) else key)
 
     def accepts(self, tensor: Tensor) -> bool:
         """Floating tensors of one dimension and more, of any length, whose values float32 tells apart."""
