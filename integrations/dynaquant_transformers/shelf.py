@@ -35,6 +35,7 @@ class Shelf:
         self._coming: Place | None = None  # on its way to the disk
         self._best: str | None = None  # what the Trainer called the best one before that
         self._base: Place | None = None  # what the next one builds on
+        self._known: set[Path] = set()  # what lay where that was made as it got its name
 
     def open(self, output: Path) -> None:
         """Clears away what an earlier process left in an output folder; all ranks together.
@@ -87,7 +88,7 @@ class Shelf:
         self.lost.discard(place)
         if self._base is not None and self._base != place:
             self._base.clear()
-        self._base = place
+        self._base, self._known = place, place.files()
         best = self._trainer.state.best_model_checkpoint
         rotate_checkpoints(
             output_dir=str(place.output),
@@ -97,7 +98,7 @@ class Shelf:
         )
 
     def take_late(self, place: Place) -> None:
-        """Takes along what came to where the checkpoint was made after it had its name; all ranks together.
+        """Takes along what came to where the newest one was made after it had its name; all ranks together.
 
         Raises:
             StorageError: the system refused.
@@ -105,7 +106,7 @@ class Shelf:
         self._trainer.accelerator.wait_for_everyone()
         if self._trainer.args.should_save:
             with told("put files into", place.final):
-                place.take_late()
+                place.take_late(self._known)
 
     def _forget_best(self, place: Place) -> None:
         """A checkpoint that never came is not the best one: that is the one before, if it is there."""

@@ -77,6 +77,47 @@ def test_what_a_subclass_puts_where_it_was_sent_before_is_part_of_the_checkpoint
         assert read_tree(tmp_path / f"checkpoint-{step}")["optimizer"]["state"]
 
 
+class Sparing(Trainer):
+    """Keeps every second checkpoint; the others go once they are there, or what is not needed of them."""
+
+    goes = staticmethod(shutil.rmtree)
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if self.state.global_step % 4:
+            self.goes(Path(self.args.output_dir, f"checkpoint-{self.state.global_step}"))
+
+
+class Moving(Sparing):
+    def goes(self, folder):
+        shutil.move(folder, Path(self.args.output_dir, "moved", folder.name))
+
+
+class Thinning(Sparing):
+    def goes(self, folder):
+        (folder / "training_args.bin").unlink()
+
+
+@pytest.mark.parametrize("kind", [Sparing, Moving])
+def test_a_checkpoint_that_a_subclass_takes_away_stays_away_and_a_kept_one_is_resumed(tmp_path, kind):
+    given = {"lr_scheduler_type": "constant"}
+    whole = trainer(tmp_path / "whole", **given)
+    whole.train()
+    run = tmp_path / "ours"
+    trainer(run, DynaQuantCallback(**EXACT), kind=kind, max_steps=6, **given).train()
+    assert checkpoints(run) == [4]
+    again = trainer(run, DynaQuantCallback(**EXACT), model=gpt(seed=9), kind=kind, **given)
+    again.train(resume_from_checkpoint=True)
+    assert everything(again) == everything(whole)
+    assert checkpoints(run) == [4, 8]
+
+
+def test_a_file_that_a_subclass_takes_out_of_a_checkpoint_stays_out(tmp_path):
+    trainer(tmp_path, DynaQuantCallback(**EXACT), kind=Thinning, max_steps=4).train()
+    assert names(tmp_path / "checkpoint-4") - names(tmp_path / "checkpoint-2") >= {"training_args.bin"}
+    assert read_tree(tmp_path / "checkpoint-2")["optimizer"]["state"]
+
+
 def test_a_save_that_failed_is_not_copied_and_training_goes_on(tmp_path, caplog):
     callback = DynaQuantCallback(**EXACT, on_error="warn")
     with ExitStack() as full:
