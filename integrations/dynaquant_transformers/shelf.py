@@ -33,7 +33,7 @@ class Shelf:
         self._outputs: set[Path] = set()
         self._claims: dict[Path, Claim] = {}  # of output folders: nobody else makes any there
         self._coming: Place | None = None  # on its way to the disk
-        self._best: str | None = None  # what the Trainer called the best one before that
+        self._best: str | None = None  # what the Trainer called the best one before that was begun
         self._base: Place | None = None  # what the next one builds on
         self._known: set[Path] = set()  # what lay where that was made as it got its name
 
@@ -53,8 +53,9 @@ class Shelf:
         self._trainer.accelerator.wait_for_everyone()
 
     def begin(self, place: Place) -> None:
-        """Makes room for a checkpoint; all ranks together; raises as `open`."""
+        """Makes room for a checkpoint, before a best one is named; all ranks together; raises as `open`."""
         self.open(place.output)
+        self._best = self._trainer.state.best_model_checkpoint
         if self._trainer.args.should_save:
             self._claim(place.output)
             place.clear()
@@ -62,9 +63,9 @@ class Shelf:
                 place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
         self._trainer.accelerator.wait_for_everyone()
 
-    def expect(self, place: Place, best: str | None) -> None:
-        """Tells that a checkpoint is on its way to the disk, and what was the best one before it."""
-        self._coming, self._best = place, best
+    def expect(self, place: Place) -> None:
+        """Tells that a checkpoint is on its way to the disk."""
+        self._coming = place
 
     def put(self) -> None:
         """Gives what has arrived its name; then the Trainer's limit of checkpoints holds again.
