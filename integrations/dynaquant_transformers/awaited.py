@@ -10,7 +10,7 @@ from transformers import Trainer, TrainerCallback
 
 from dynaquant_core.plugins.agreement import ranks
 
-__all__ = ["goes_on", "on_any_rank", "reads_saves"]
+__all__ = ["SAVE", "goes_on", "on_any_rank", "reads_saves"]
 
 #: The method whose end subclasses wait for.
 SAVE: Final = "_save_checkpoint"
@@ -44,9 +44,9 @@ def on_any_rank(*wanted: bool) -> list[bool]:
 def _calls_after(method: Any) -> bool:
     """Whether a method may call something after it has called the one of its name above it."""
     code = getattr(method, "__code__", None)
-    if code is None or hasattr(method, "__wrapped__"):  # what a wrapper does is not to be seen
-        return True
+    if code is None or hasattr(method, "__wrapped__") or SAVE not in code.co_names:
+        return True  # through a wrapper, or a method of another name: what that does is not to be seen
     words = list(get_instructions(code))
-    first = next((place for place, word in enumerate(words) if word.argval == SAVE), len(words))
+    first = next(place for place, word in enumerate(words) if word.argval == SAVE)
     rest = [word.opname for word in words[first:]]
     return sum(name.startswith("CALL") for name in rest) > 1 or any("JUMP" in name for name in rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from dynaquant_transformers.native import ADAPTER_WEIGHTS, WEIGHT_FILES, load_json
 
-__all__ = ["SIGNPOST", "put_signpost", "without_weights"]
+__all__ = ["SIGNPOST", "put_signpost", "remove_weights", "without_weights"]
 
 #: Who looks for native weights is told, by the name of a file that is not there, what to do.  It has no "/",
 #: and fewer characters than a file's name may have.
@@ -36,11 +36,24 @@ def without_weights(folder: Path, adapters: Iterable[str]) -> Iterator[None]:
         adapters: names of those that the checkpoint holds; they lie in folders of their names.
     """
     names = list(adapters)
-    before = dict(_weights(folder, names))
+    before = set(_weights(folder, names))
     yield
-    for path, mark in list(_weights(folder, names)):
-        if before.get(path) != mark:
-            path.unlink()
+    remove_weights(folder, names, before)
+
+
+def remove_weights(
+    folder: Path, adapters: Iterable[str], spared: Container[tuple[Path, tuple[int, int]]] = ()
+) -> None:
+    """Takes the model's native weights out of a checkpoint's folder.
+
+    Args:
+        folder: of the checkpoint.
+        adapters: as in `without_weights`.
+        spared: files that stay, as `_weights` tells them.
+    """
+    for file in list(_weights(folder, list(adapters))):
+        if file not in spared:
+            file[0].unlink()
 
 
 def put_signpost(folder: Path) -> None:

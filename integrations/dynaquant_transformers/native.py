@@ -39,6 +39,7 @@ __all__ = [
     "WEIGHTS",
     "WEIGHT_FILES",
     "digests",
+    "holds_state",
     "is_ours",
     "is_state",
     "load_json",
@@ -113,6 +114,16 @@ def is_state(path: Path, folder: Path, adapters: Container[str]) -> bool:
     if path.parent == folder:
         return bool(STATE_FILES.fullmatch(path.name))
     return path.parent.parent == folder and path.parent.name in adapters and path.name in ADAPTER_WEIGHTS
+
+
+def holds_state(folder: Path) -> bool:
+    """Whether anything of weights or an optimizer lies in a folder or below, whatever loads it.
+
+    Example:
+        >>> holds_state(Path("nowhere"))
+        False
+    """
+    return any(STATE_FILES.fullmatch(path.name) for path in folder.rglob("*"))
 
 
 def digests(folder: Path) -> dict[str, str]:

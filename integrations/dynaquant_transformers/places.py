@@ -25,7 +25,7 @@ from dynaquant_core.errors import DynaQuantError, EmptyStoreError, StorageError
 from dynaquant_core.plugins import MARKER, is_checkpoint
 from dynaquant_core.plugins.marker import Marker
 from dynaquant_core.plugins.small_files import sync_files, sync_folder
-from dynaquant_transformers.native import is_ours, is_state
+from dynaquant_transformers.native import holds_state, is_ours, is_state
 
 __all__ = ["MAKING", "Place", "clear_workshop", "finish_leftovers", "newest_whole", "require_whole"]
 
@@ -98,9 +98,19 @@ class Place:
         shutil.rmtree(old, ignore_errors=True)
         return True
 
-    def take_late(self) -> None:
-        """Puts into the checkpoint that has its name what came to where it was made since."""
-        _bring_along(self.making, self.final)
+    def files(self) -> set[Path]:
+        """What lies where it is made, by paths from there."""
+        return {file.relative_to(self.making) for file in self.making.rglob("*")}
+
+    def take_late(self, known: Container[Path]) -> None:
+        """Puts into the checkpoint that has its name what came to where it was made since.
+
+        Args:
+            known: what lay there before.  Of it, what is not in the checkpoint any more was taken out since;
+                and so may the whole checkpoint have been: then nothing comes to its place.
+        """
+        if self.final.is_dir():
+            _bring_along(self.making, self.final, known)
 
     def name_best(self, state: TrainerState, output: str, lost: Container[Place]) -> None:
         """Tells the Trainer's state the final name of the best checkpoint, this one or one that is there.
@@ -176,8 +186,8 @@ def _damage(folder: Path, read: Callable[[Path], object]) -> str | None:
     """Why a checkpoint cannot be read; None for a whole one."""
     if not (folder / TRAINER_STATE_NAME).is_file():  # the last thing that the Trainer writes
         return f"{folder.name} has no {TRAINER_STATE_NAME}, its save was interrupted"
-    if not is_ours(folder):
-        return None  # a native one: what it holds is the Trainer's to judge
+    if not is_ours(folder):  # a native one: whether its state is whole is the Trainer's to judge
+        return None if holds_state(folder) else f"{folder.name} holds neither weights nor an optimizer"
     try:
         read(folder)
     except DynaQuantError as error:
@@ -204,12 +214,13 @@ def _is_done(place: Place) -> bool:
         return False
 
 
-def _bring_along(old: Path, new: Path) -> None:
-    """Puts into ``new`` what others have put into ``old``; no file that ``new`` has, and no state."""
+def _bring_along(old: Path, new: Path, known: Container[Path] = ()) -> None:
+    """Puts into ``new`` what others have put into ``old``; no file that ``new`` has, no state, none known."""
     adapters = {config.parent.name for config in new.glob(f"*/{ADAPTER_CONFIG_NAME}")}
     for file in old.rglob("*") if old.is_dir() else ():
-        target = new / file.relative_to(old)
-        passed = is_state(file, old, adapters) or file.name == INCOMPLETE
+        inside = file.relative_to(old)
+        target = new / inside
+        passed = inside in known or is_state(file, old, adapters) or file.name == INCOMPLETE
         if passed or file.is_dir() or os.path.lexists(target):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)

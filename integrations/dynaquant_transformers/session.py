@@ -21,7 +21,7 @@ from dynaquant_core.plugins import PluginOptions, PluginRun, Turns, figures_of
 from dynaquant_core.plugins.agreement import on_all_ranks, rank, ranks
 from dynaquant_core.plugins.refusal import is_refusal
 from dynaquant_transformers.awaited import goes_on, on_any_rank, reads_saves
-from dynaquant_transformers.bare import put_signpost, without_weights
+from dynaquant_transformers.bare import put_signpost, remove_weights, without_weights
 from dynaquant_transformers.evaluation import TrainerEvaluation, shadowed, unheard_of
 from dynaquant_transformers.native import digests, require_readable
 from dynaquant_transformers.places import Place, newest_whole, require_whole
@@ -159,8 +159,10 @@ class Session:
             try:
                 with shadowed(trainer, "_get_output_dir", self._sent_to):
                     save_natively(model, trial)
-                    if not self._written:  # it has not come to the Trainer's own
-                        self.write(_nothing)
+                    if not self._written:  # a subclass's that does it all itself
+                        if trainer.args.should_save:
+                            remove_weights(place.making, adapters_of(trainer.model))
+                        self._complete(place, goes_on=False)
                 if not self.is_making(str(place.making)):  # it has its name already
                     self._shelf.take_late(place)
             except _NeverCameError:
@@ -187,17 +189,27 @@ class Session:
         Args:
             write_native: the Trainer's ``_save_checkpoint``.
         """
-        trainer, place = self.trainer, self._place
+        place = self._place
         assert place is not None
-        tree, best = self._tree(), trainer.state.best_model_checkpoint
-        self._write_bare(write_native, place)
+        if self.trainer.args.should_save:  # a method of a subclass's own may bring weights
+            with without_weights(place.making, adapters_of(self.trainer.model)):
+                write_native()
+        else:
+            write_native()
+        self._complete(place, self._goes_on)
+
+    def _complete(self, place: Place, goes_on: bool) -> None:
+        """What makes a checkpoint of the native files."""
+        trainer, tree = self.trainer, self._tree()
+        if trainer.args.should_save and not adapters_of(trainer.model):
+            put_signpost(place.making)
         trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
-        goes_on, hears = on_any_rank(self._goes_on and self.run.enabled, reads_saves(trainer))
+        goes_on, hears = on_any_rank(goes_on and self.run.enabled, reads_saves(trainer))
         place.name_best(trainer.state, self._output, self._shelf.lost)
         self.run.choose(place.step, tree)
         with on_all_ranks(place.step) if goes_on or hears else nullcontext():
             if trainer.args.should_save:
-                self._commit(place, tree, best)
+                self._commit(place, tree)
                 if goes_on or hears:
                     self.settle()
         self._written = True
@@ -206,17 +218,6 @@ class Session:
             self._place = None  # the Trainer is not sent elsewhere any more
             if trainer.args.should_save:  # who has asked before may still write there
                 place.making.mkdir(parents=True, exist_ok=True)  # gone where files cannot have two names
-
-    def _write_bare(self, write_native: Callable[[], None], place: Place) -> None:
-        """Has the native files written; a method of a subclass's own may have brought its weights."""
-        if not self.trainer.args.should_save:
-            write_native()
-            return
-        adapters = adapters_of(self.trainer.model)
-        with without_weights(place.making, adapters):
-            write_native()
-        if not adapters:
-            put_signpost(place.making)
 
     def _require_there(self, place: Place) -> None:
         """Leaves the methods of a subclass, on all ranks, where a save that failed was only logged."""
@@ -333,10 +334,10 @@ class Session:
         if args.world_size > 1 and args.load_best_model_at_end:
             (state.best_model_checkpoint,) = broadcast_object_list([state.best_model_checkpoint])
 
-    def _commit(self, place: Place, tree: dict[str, Any], best: str | None) -> None:
+    def _commit(self, place: Place, tree: dict[str, Any]) -> None:
         path = place.making / TRAINER_STATE_NAME
         self.trainer.state.save_to_json(str(path))  # again: it holds the name of the best
-        self._shelf.expect(place, best)
+        self._shelf.expect(place)
         self.run.save(place.making, place.step, tree, note=digests(place.making))
 
     def _report(self, info: CheckpointInfo) -> None:
@@ -347,7 +348,3 @@ class Session:
 
 class _NeverCameError(Exception):
     """A save has failed, which is only logged, and a method of a subclass would go on to what it saved."""
-
-
-def _nothing() -> None:
-    return

@@ -33,8 +33,9 @@ class Shelf:
         self._outputs: set[Path] = set()
         self._claims: dict[Path, Claim] = {}  # of output folders: nobody else makes any there
         self._coming: Place | None = None  # on its way to the disk
-        self._best: str | None = None  # what the Trainer called the best one before that
+        self._best: str | None = None  # what the Trainer called the best one before that was begun
         self._base: Place | None = None  # what the next one builds on
+        self._known: set[Path] = set()  # what lay where that was made as it got its name
 
     def open(self, output: Path) -> None:
         """Clears away what an earlier process left in an output folder; all ranks together.
@@ -52,8 +53,9 @@ class Shelf:
         self._trainer.accelerator.wait_for_everyone()
 
     def begin(self, place: Place) -> None:
-        """Makes room for a checkpoint; all ranks together; raises as `open`."""
+        """Makes room for a checkpoint, before a best one is named; all ranks together; raises as `open`."""
         self.open(place.output)
+        self._best = self._trainer.state.best_model_checkpoint
         if self._trainer.args.should_save:
             self._claim(place.output)
             place.clear()
@@ -61,9 +63,9 @@ class Shelf:
                 place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
         self._trainer.accelerator.wait_for_everyone()
 
-    def expect(self, place: Place, best: str | None) -> None:
-        """Tells that a checkpoint is on its way to the disk, and what was the best one before it."""
-        self._coming, self._best = place, best
+    def expect(self, place: Place) -> None:
+        """Tells that a checkpoint is on its way to the disk."""
+        self._coming = place
 
     def put(self) -> None:
         """Gives what has arrived its name; then the Trainer's limit of checkpoints holds again.
@@ -87,7 +89,7 @@ class Shelf:
         self.lost.discard(place)
         if self._base is not None and self._base != place:
             self._base.clear()
-        self._base = place
+        self._base, self._known = place, place.files()
         best = self._trainer.state.best_model_checkpoint
         rotate_checkpoints(
             output_dir=str(place.output),
@@ -97,7 +99,7 @@ class Shelf:
         )
 
     def take_late(self, place: Place) -> None:
-        """Takes along what came to where the checkpoint was made after it had its name; all ranks together.
+        """Takes along what came to where the newest one was made after it had its name; all ranks together.
 
         Raises:
             StorageError: the system refused.
@@ -105,7 +107,7 @@ class Shelf:
         self._trainer.accelerator.wait_for_everyone()
         if self._trainer.args.should_save:
             with told("put files into", place.final):
-                place.take_late()
+                place.take_late(self._known)
 
     def _forget_best(self, place: Place) -> None:
         """A checkpoint that never came is not the best one: that is the one before, if it is there."""

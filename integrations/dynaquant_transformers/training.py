@@ -11,6 +11,7 @@ from typing import Any, Final
 from transformers import Trainer
 
 from dynaquant_transformers import loading, saving
+from dynaquant_transformers.awaited import SAVE
 from dynaquant_transformers.callback import callback_of
 from dynaquant_transformers.evaluation import shadowed
 
@@ -20,7 +21,7 @@ Method = Callable[..., Any]
 
 #: Method of the Trainer that ``train`` calls -> what stands in for it.
 WITHIN: Final[Mapping[str, Method]] = {
-    "_save_checkpoint": saving.save_checkpoint,
+    SAVE: saving.save_checkpoint,
     "_save": saving.save_files,
     "_save_optimizer_and_scheduler": saving.save_optimizer_and_scheduler,
     "_load_from_checkpoint": loading.load_from_checkpoint,
@@ -49,10 +50,13 @@ def train(
 
 @contextmanager
 def _uncovered(trainer: Trainer) -> Iterator[None]:
-    """Stand-ins in front of a subclass's own methods that never come to the Trainer's (`hides`)."""
+    """Stand-ins in front of a subclass's own methods that never come to the Trainer's (`hides`).
+
+    None in front of ``_save_checkpoint``: the session sees whether it has come there.
+    """
     with ExitStack() as stack:
         for name, stand_in in WITHIN.items():
-            if hides(type(trainer), name):
+            if name != SAVE and hides(type(trainer), name):
                 own = getattr(trainer, name)
                 stack.enter_context(shadowed(trainer, name, partial(stand_in, trainer, own)))
         yield

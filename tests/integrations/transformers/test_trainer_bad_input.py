@@ -146,6 +146,17 @@ def test_a_damaged_checkpoint_is_passed_over(folder, caplog):
     assert one._initial_global_step == 6
 
 
+def test_a_folder_without_any_state_is_passed_over(folder, caplog):
+    small = ("trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.bin", "config.json")
+    (folder / "checkpoint-9").mkdir()
+    for name in small:
+        shutil.copy(folder / "checkpoint-8" / name, folder / "checkpoint-9")
+    one = trainer(folder, DynaQuantCallback(**EXACT), max_steps=9)
+    one.train(resume_from_checkpoint=True)
+    assert one._initial_global_step == 8
+    assert "passed over: checkpoint-9 holds neither weights nor an optimizer" in caplog.text
+
+
 def test_no_checkpoint_is_whole(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
     one = trainer(tmp_path, DynaQuantCallback(**EXACT))
