@@ -97,6 +97,10 @@ def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path):
     (stored,) = (tmp_path / "store").glob("*.dq")
     with pytest.raises(UnsafePathError, match="checkpoint of a store"):
         export(tree, stored)
+    round_it = tmp_path / "round.pt"
+    round_it.symlink_to("round.pt")
+    export(tree, round_it)  # a link that leads nowhere is replaced as a file is
+    assert round_it.is_file()
 
 
 def test_a_checkpoint_of_ours_is_not_written_over(tmp_path):
