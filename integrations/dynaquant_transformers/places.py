@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,9 @@ MAKING: Final = ".dynaquant"
 
 #: What the Trainer puts into the folder of a checkpoint that it makes on SIGTERM, until it is whole.
 INCOMPLETE: Final = "checkpoint-is-incomplete.txt"
+
+#: Beside where a checkpoint is made, once it has had its name: who takes that away means it.
+NAMED: Final = "named"
 
 _NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
@@ -95,8 +99,14 @@ class Place:
             self.final.rename(old)
         named.rename(self.final)
         sync_folder(self.output)  # older ones go because this one is there
+        with suppress(OSError):  # the checkpoint is there all the same
+            (self.workshop / NAMED).touch()
         shutil.rmtree(old, ignore_errors=True)
         return True
+
+    def has_files(self) -> bool:
+        """Whether somebody has put anything where it is made, or where it will stand."""
+        return self.final.exists() or bool(self.making.is_dir() and any(self.making.iterdir()))
 
     def files(self) -> set[Path]:
         """What lies where it is made, by paths from there."""
@@ -204,7 +214,9 @@ def _numbered(output: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _is_done(place: Place) -> bool:
-    """Whether the checkpoint that was made there has its name already, or a newer one has it."""
+    """Whether the checkpoint that was made there has had its name already, or a newer one has it."""
+    if (place.workshop / NAMED).exists():
+        return True
     try:
         if is_ours(place.final):  # no save of ours begins before what was committed has its name
             return Marker.read(place.final).link == Marker.read(place.making).link

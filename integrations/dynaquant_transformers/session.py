@@ -160,9 +160,7 @@ class Session:
                 with shadowed(trainer, "_get_output_dir", self._sent_to):
                     save_natively(model, trial)
                     if not self._written:  # a subclass's that does it all itself
-                        if trainer.args.should_save:
-                            remove_weights(place.making, adapters_of(trainer.model))
-                        self._complete(place, goes_on=False)
+                        self._complete(place, came=False)
                 if not self.is_making(str(place.making)):  # it has its name already
                     self._shelf.take_late(place)
             except _NeverCameError:
@@ -196,15 +194,28 @@ class Session:
                 write_native()
         else:
             write_native()
-        self._complete(place, self._goes_on)
+        self._complete(place, came=True)
 
-    def _complete(self, place: Place, goes_on: bool) -> None:
-        """What makes a checkpoint of the native files."""
-        trainer, tree = self.trainer, self._tree()
-        if trainer.args.should_save and not adapters_of(trainer.model):
-            put_signpost(place.making)
+    def _complete(self, place: Place, *, came: bool) -> None:
+        """Makes a checkpoint of the native files; of none, where a subclass has left this save out.
+
+        Args:
+            place: its folders.
+            came: whether the Trainer's own part has written the files.
+        """
+        trainer = self.trainer
         trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
-        goes_on, hears = on_any_rank(goes_on and self.run.enabled, reads_saves(trainer))
+        goes_on, hears, made = on_any_rank(
+            came and self._goes_on and self.run.enabled, reads_saves(trainer), came or place.has_files()
+        )
+        if not made:
+            self._shelf.drop(place)
+            return
+        tree, adapters = self._tree(), adapters_of(trainer.model)
+        if trainer.args.should_save and not came:
+            remove_weights(place.making, adapters)
+        if trainer.args.should_save and not adapters:
+            put_signpost(place.making)
         place.name_best(trainer.state, self._output, self._shelf.lost)
         self.run.choose(place.step, tree)
         with on_all_ranks(place.step) if goes_on or hears else nullcontext():

@@ -63,6 +63,12 @@ class Shelf:
                 place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
         self._trainer.accelerator.wait_for_everyone()
 
+    def drop(self, place: Place) -> None:
+        """Takes back the room of a checkpoint that is not to be; all ranks together."""
+        self._trainer.accelerator.wait_for_everyone()  # none still looks whether it is there
+        if self._trainer.args.should_save:
+            place.clear()
+
     def expect(self, place: Place) -> None:
         """Tells that a checkpoint is on its way to the disk."""
         self._coming = place

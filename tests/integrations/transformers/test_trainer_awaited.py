@@ -110,6 +110,19 @@ def test_who_never_comes_to_the_trainer_leaves_our_weights_and_no_native_ones(tm
         assert "dynaquant export" in (folder / "model.safetensors.index.json").read_text()
 
 
+class Seldom(Trainer):
+    """Leaves out what is too early to be kept."""
+
+    def _save_checkpoint(self, model, trial):
+        if self.state.global_step >= 4:
+            super()._save_checkpoint(model, trial)
+
+
+def test_a_save_that_a_subclass_leaves_out_is_left_out(tmp_path):
+    trainer(tmp_path, DynaQuantCallback(**EXACT), kind=Seldom, max_steps=6).train()
+    assert checkpoints(tmp_path) == [4, 6]
+
+
 class Notes(Trainer):
     """Notes in the folder of which it has asked before what it sees there after a save."""
 

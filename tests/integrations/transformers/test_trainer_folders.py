@@ -148,6 +148,21 @@ def test_a_checkpoint_that_replaces_another_one_gets_its_name_after_a_crash(tmp_
     assert bits(read_tree(tmp_path / "old" / "checkpoint-4")) == want
 
 
+def test_a_checkpoint_that_was_removed_after_a_crash_is_not_resumed_from(tmp_path):
+    callback = DynaQuantCallback(**EXACT)
+
+    def crash():
+        callback.session.settle()
+        shutil.copytree(tmp_path / "run", tmp_path / "left")  # as a kill would leave it
+
+    trainer(tmp_path / "run", callback, At(5, crash), max_steps=6).train()
+    shutil.rmtree(tmp_path / "left" / "checkpoint-4")
+    again = trainer(tmp_path / "left", DynaQuantCallback(**EXACT), max_steps=3)
+    again.train(resume_from_checkpoint=True)
+    assert again._initial_global_step == 2
+    assert checkpoints(tmp_path / "left") == [2, 3]
+
+
 def test_a_native_checkpoint_that_was_saved_after_a_crash_keeps_its_name(tmp_path):
     trainer(tmp_path, DynaQuantCallback(**EXACT), max_steps=4).train()
     made = tmp_path / ".dynaquant" / "4" / "checkpoint-4"
