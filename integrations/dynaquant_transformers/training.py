@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from inspect import unwrap
 from typing import Any, Final
 
 from transformers import Trainer
@@ -14,8 +13,9 @@ from dynaquant_transformers import loading, saving
 from dynaquant_transformers.awaited import SAVE
 from dynaquant_transformers.callback import callback_of
 from dynaquant_transformers.evaluation import shadowed
+from dynaquant_transformers.hiding import hides
 
-__all__ = ["WITHIN", "hides", "train"]
+__all__ = ["WITHIN", "train"]
 
 Method = Callable[..., Any]
 
@@ -60,28 +60,3 @@ def _uncovered(trainer: Trainer) -> Iterator[None]:
                 own = getattr(trainer, name)
                 stack.enter_context(shadowed(trainer, name, partial(stand_in, trainer, own)))
         yield
-
-
-def hides(trainer: type[Trainer], name: str) -> bool:
-    """Whether a subclass has a method of its own that does not go on to the Trainer's.
-
-    One that does names it, as in ``super()._save(...)``; then the stand-in is met there, and what the
-    subclass does beside stays.
-
-    Example:
-        >>> class Own(Trainer):
-        ...     def _save(self, output_dir=None, state_dict=None):
-        ...         self.model.save_pretrained(output_dir)
-        ...     def _load_best_model(self):
-        ...         super()._load_best_model()
-        >>> hides(Own, "_save"), hides(Own, "_load_best_model"), hides(Own, "_load_from_checkpoint")
-        (True, False, False)
-    """
-    for base in trainer.__mro__:
-        if base is Trainer or base.__module__ == "dynaquant_transformers.mixin":
-            return False
-        if name in vars(base):
-            code = getattr(unwrap(vars(base)[name]), "__code__", None)
-            if code is not None and name not in code.co_names:
-                return True
-    return False

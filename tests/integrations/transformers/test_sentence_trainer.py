@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from dynaquant_transformers import DynaQuantCallback
-from dynaquant_transformers.training import hides
+from dynaquant_transformers.hiding import hides
 from tests.integrations.transformers.kit import EXACT, arguments, everything, names
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
