@@ -108,6 +108,14 @@ class Place:
         """Whether somebody has put anything where it is made, or where it will stand."""
         return self.final.exists() or bool(self.making.is_dir() and any(self.making.iterdir()))
 
+    def bring_out(self) -> None:
+        """Puts into the output folder what lies beside where it is made, before it has its name."""
+        beside = [file for file in self.workshop.iterdir() if file != self.making]
+        for file in [inside for top in beside for inside in (top, *top.rglob("*")) if not inside.is_dir()]:
+            target = self.output / file.relative_to(self.workshop)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
+
     def files(self) -> set[Path]:
         """What lies where it is made, by paths from there."""
         return {file.relative_to(self.making) for file in self.making.rglob("*")}

@@ -73,6 +73,7 @@ class Session:
         self._place: Place | None = None  # of the checkpoint that is being made at this moment
         self._output = ""  # how the Trainer calls the folder in which it will stand
         self._written = False  # whether the Trainer's own part of it is done, and ours
+        self._sent = False  # whether that is done in the hidden folder, from its beginning on
 
     # -- what happens in a training, in order ------------------------------------------------------
 
@@ -131,8 +132,10 @@ class Session:
         self.run.look_ahead(steps_left(args, state, steps_an_epoch(args, loader)))
 
     def is_making(self, folder: str | None) -> bool:
-        """Whether the Trainer was sent to ``folder`` by this session."""
-        return folder is not None and self._place is not None and Path(folder) == self._place.making
+        """Whether ``folder`` is that of the checkpoint being made, by the name that it has by then."""
+        if folder is None or self._place is None:
+            return False
+        return Path(folder).absolute() == (self._place.making if self._sent else self._place.final)
 
     def save(self, save_natively: Callable[[Any, Any], None], model: Any, trial: Any) -> None:
         """Makes a checkpoint, all ranks together; when it returns, training may go on.
@@ -155,13 +158,14 @@ class Session:
             self.run.meet(place.step)
             self._shelf.put()
             self._shelf.begin(place)
-            self._place, self._output, self._written = place, output, False
+            self._place, self._output, self._written, self._sent = place, output, False, False
             try:
                 with shadowed(trainer, "_get_output_dir", self._sent_to):
                     save_natively(model, trial)
                     if not self._written:  # a subclass's that does it all itself
+                        self._shelf.take_early(place)
                         self._complete(place, came=False)
-                if not self.is_making(str(place.making)):  # it has its name already
+                if self._place != place:  # it has its name already
                     self._shelf.take_late(place)
             except _NeverCameError:
                 logger.warning(
@@ -189,6 +193,8 @@ class Session:
         """
         place = self._place
         assert place is not None
+        self._shelf.take_early(place)
+        self._sent = True
         if self.trainer.args.should_save:  # a method of a subclass's own may bring weights
             with without_weights(place.making, adapters_of(self.trainer.model)):
                 write_native()
@@ -204,7 +210,7 @@ class Session:
             came: whether the Trainer's own part has written the files.
         """
         trainer = self.trainer
-        trainer.accelerator.wait_for_everyone()  # each rank has written its random streams there
+        self._shelf.bring_out(place)  # once each rank has written its random streams there
         goes_on, hears, made = on_any_rank(
             came and self._goes_on and self.run.enabled, reads_saves(trainer), came or place.has_files()
         )
@@ -227,7 +233,7 @@ class Session:
         if goes_on:
             self._require_there(place)
             self._place = None  # the Trainer is not sent elsewhere any more
-            if trainer.args.should_save:  # who has asked before may still write there
+            if trainer.args.should_save:  # who was told of it in the Trainer's part may still write there
                 place.making.mkdir(parents=True, exist_ok=True)  # gone where files cannot have two names
 
     def _require_there(self, place: Place) -> None:
@@ -239,7 +245,8 @@ class Session:
             raise _NeverCameError
 
     def _sent_to(self, trial: Any = None) -> str:  # noqa: ARG002 - the Trainer's own argument
-        return self._output if self._place is None else str(self._place.workshop)
+        """The Trainer's own part alone, with what it calls, is sent to the hidden folder."""
+        return self._output if self._place is None or not self._sent else str(self._place.workshop)
 
     def log_ends(self) -> None:
         """The Trainer's last line is in its history: it stays the last one."""

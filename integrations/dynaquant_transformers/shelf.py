@@ -36,6 +36,7 @@ class Shelf:
         self._best: str | None = None  # what the Trainer called the best one before that was begun
         self._base: Place | None = None  # what the next one builds on
         self._known: set[Path] = set()  # what lay where that was made as it got its name
+        self._replaces = False  # whether something of its name was there before the one that is being made
 
     def open(self, output: Path) -> None:
         """Clears away what an earlier process left in an output folder; all ranks together.
@@ -59,9 +60,36 @@ class Shelf:
         if self._trainer.args.should_save:
             self._claim(place.output)
             place.clear()
-            with told("make", place.making):
-                place.making.mkdir(parents=True, exist_ok=True)  # subclasses may put files there first
+            self._replaces = place.final.exists()
+            with told("make", place.workshop):
+                place.workshop.mkdir(parents=True, exist_ok=True)
         self._trainer.accelerator.wait_for_everyone()
+
+    def take_early(self, place: Place) -> None:
+        """Makes the checkpoint of the folder that a subclass has begun under its name; all ranks together.
+
+        In one that was there before, what is older is not told from what is new: `Place.publish` takes that.
+
+        Raises:
+            StorageError: the system refused.
+        """
+        self._trainer.accelerator.wait_for_everyone()  # each rank has put its own there
+        if self._trainer.args.should_save:
+            with told("make", place.making):
+                if place.final.is_dir() and not self._replaces:
+                    place.final.rename(place.making)
+                place.making.mkdir(parents=True, exist_ok=True)
+
+    def bring_out(self, place: Place) -> None:
+        """Puts into the output folder what was put beside where a checkpoint is made; all ranks together.
+
+        Raises:
+            StorageError: the system refused.
+        """
+        self._trainer.accelerator.wait_for_everyone()
+        if self._trainer.args.should_save:
+            with told("put files into", place.output):
+                place.bring_out()
 
     def drop(self, place: Place) -> None:
         """Takes back the room of a checkpoint that is not to be; all ranks together."""

@@ -127,22 +127,31 @@ class Notes(Trainer):
     """Notes in the folder of which it has asked before what it sees there after a save."""
 
     def _save_checkpoint(self, model, trial):
-        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        self.told = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         super()._save_checkpoint(model, trial)
-        (folder / "after").mkdir()
-        (folder / "after" / "note.txt").write_text("seen")
+        (self.told / "after").mkdir()
+        (self.told / "after" / "note.txt").write_text("seen")
+
+
+class Told(Notes):
+    """Does so in the folder that the Trainer has told it."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        self.told = Path(output_dir)
+        super()._save(output_dir, state_dict)
 
 
 @pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("kind", [Notes, Told])
 def test_what_a_subclass_puts_where_it_was_sent_before_is_part_of_the_checkpoint(
-    tmp_path, monkeypatch, links
+    tmp_path, monkeypatch, links, kind
 ):
     def refuses(*_, **__):
         raise PermissionError("Operation not permitted")  # as a file system without hard links does
 
     if not links:
         monkeypatch.setattr(os, "link", refuses)
-    trainer(tmp_path, DynaQuantCallback(**EXACT), kind=Notes, max_steps=4).train()
+    trainer(tmp_path, DynaQuantCallback(**EXACT), kind=kind, max_steps=4).train()
     assert names(tmp_path) == {"checkpoint-2", "checkpoint-4"}
     for step in (2, 4):
         assert (tmp_path / f"checkpoint-{step}" / "after" / "note.txt").read_text() == "seen"
