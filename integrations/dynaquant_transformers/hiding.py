@@ -28,7 +28,7 @@ def hides(trainer: type[Trainer], name: str) -> bool:
         (True, False, False)
     """
     for base in trainer.__mro__:
-        if base is Trainer or base.__module__ == "dynaquant_transformers.mixin":
+        if base is Trainer:
             return False
         if name in vars(base) and not _comes_to(name, vars(base)[name], trainer):
             return True

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from transformers import Trainer
 
-from dynaquant_transformers.mixin import DynaQuantTrainerMixin
 from dynaquant_transformers.support import require_known_trainer
 from dynaquant_transformers.training import WITHIN, train
 
@@ -39,8 +38,6 @@ def install(trainer: type[Any] = Trainer) -> None:
 def _around(method: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, DynaQuantTrainerMixin) and method.__name__ in vars(DynaQuantTrainerMixin):
-            return method(self, *args, **kwargs)  # its own methods are the stand-ins
         return stand_in(self, partial(method, self), *args, **kwargs)
 
     setattr(wrapper, MARK, True)

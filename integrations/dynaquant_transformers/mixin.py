@@ -1,4 +1,4 @@
-"""The same for those who subclass the Trainer: methods of their class, in sight."""
+"""The same for those who subclass the Trainer: their class brings the callback along."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer
 
 from dynaquant_core.errors import ConfigError
-from dynaquant_transformers import loading, saving, training
 from dynaquant_transformers.callback import DynaQuantCallback, callback_of
 
 if TYPE_CHECKING:
@@ -42,22 +41,3 @@ class DynaQuantTrainerMixin(_Base):
         super().__init__(*args, **kwargs)
         if callback_of(self) is None:
             self.add_callback(DynaQuantCallback(**dict(dynaquant or {})))
-
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """See `training.train`."""
-        return training.train(self, super().train, resume_from_checkpoint, *args, **kwargs)
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        saving.save_files(self, super()._save, output_dir, state_dict)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        saving.save_optimizer_and_scheduler(self, super()._save_optimizer_and_scheduler, output_dir)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        loading.load_from_checkpoint(self, super()._load_from_checkpoint, resume_from_checkpoint, model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        loading.load_optimizer_and_scheduler(self, super()._load_optimizer_and_scheduler, checkpoint)
-
-    def _load_best_model(self) -> None:
-        loading.load_best_model(self, super()._load_best_model)

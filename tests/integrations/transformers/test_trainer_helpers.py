@@ -118,7 +118,14 @@ class Over(Decorated, DynaQuantTrainerMixin, Trainer):
     pass
 
 
-@pytest.mark.parametrize(("kind", "like"), [(Helped,) * 2, (Decorated,) * 2, (Over, Decorated)])
+class Mixed(DynaQuantTrainerMixin, Decorated):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "like"),
+    [(Helped, Helped), (Decorated, Decorated), (Over, Decorated), (Mixed, Decorated)],
+)
 def test_what_a_subclass_does_beside_is_done_as_natively(tmp_path, kind, like):
     def runs(folder, kind, *callbacks):
         first = trainer(folder, *callbacks, kind=kind, max_steps=4, **BEST)
