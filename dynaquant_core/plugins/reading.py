@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -165,7 +165,8 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             return
         for path in below:
             if not Path(path).name.startswith("."):  # one of these is still being filled
-                yield from _below(Path(path), depth - 1)
+                with suppress(OSError):  # not ours to look into, as a disk's lost+found
+                    yield from _below(Path(path), depth - 1)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

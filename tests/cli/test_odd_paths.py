@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,20 @@ TAKERS = (("import", "PATH", "store"), ("compress", "PATH", "-o", "out.dq"))
 def every_word(words: tuple[object, ...], path: str) -> list[object]:
     """The words of a command on a path."""
     return [path if word == "PATH" else word for word in words]
+
+
+@contextmanager
+def another_user(folder: Path) -> Iterator[None]:
+    """Inside the context nobody's rights hold, and the folder can be reached."""
+    if os.geteuid() != 0:
+        pytest.skip("needs a second user to be refused")
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 @pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
@@ -57,21 +74,25 @@ def test_a_link_to_nothing_is_told_with_where_it_leads(
 def test_what_may_not_be_read_behind_a_link_is_one_sentence(
     shell: Shell, looked_at: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs a second user to be refused")
     monkeypatch.chdir(tmp_path)
     Path("secret.dq").write_bytes(checkpoint_files(looked_at)[0].read_bytes())
     Path("secret.dq").chmod(0o600)
     Path("latest").symlink_to("secret.dq")
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o755)
-    os.seteuid(65534)
-    try:
+    with another_user(tmp_path):
         told = shell("log", "latest")
-    finally:
-        os.seteuid(0)
     assert "Cannot look at 'latest': Permission denied; grant this user read" in told.error()
     assert ".;" not in told.error()
+
+
+def test_a_folder_that_may_not_be_looked_into_hides_no_checkpoints_beside_it(
+    shell: Shell, looked_at: Path, tmp_path: Path
+) -> None:
+    """As the lost+found of a disk: all of the output folder was refused."""
+    shutil.copytree(looked_at, tmp_path / "output" / "store")
+    (tmp_path / "output" / "lost+found").mkdir(mode=0o700)
+    with another_user(tmp_path):
+        told = shell("log", tmp_path / "output")
+    assert f"give {str(tmp_path / 'output' / 'store')!r}" in told.error()
 
 
 @pytest.mark.parametrize("words", [*TAKERS, ("run", "PATH")], ids=lambda words: words[0])
