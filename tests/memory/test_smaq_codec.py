@@ -263,8 +263,18 @@ def test_zeros_make_a_rectified_map_smaller():
 
 def test_a_few_zeros_among_signed_values_cost_nothing():
     values = normal(100_000)
-    values[:100] = 0
+    values[::1000] = 0
     assert SmaQ().encode(values, stream()).zeros is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("start", [0, 1, 16383, 99_985])
+def test_a_blank_row_among_signed_values_stays_blank(dtype, start):
+    values = normal(100_000).to(dtype)
+    values[start : start + 15] = 0
+    decoded = SmaQ().encode(values, stream()).decode()
+    assert torch.equal(decoded == 0, values == 0)
+    assert torch.equal(SmaQ().settle(values, stream())[0], decoded)
 
 
 # -- second moments -------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ CASES = {
     "no zeros": lambda size: normal(size),
     "rectified": lambda size: normal(size).relu(),
     "few zeros": lambda size: torch.where(torch.arange(size) == size // 2, 0.0, normal(size)),
+    "a blank row": lambda size: torch.where(torch.arange(size) < 8, 0.0, normal(size)),
     "far from zero": lambda size: normal(size) * 1e-3 + 1e4,
     "half": lambda size: normal(size, torch.float16).relu(),
     "subnormal": lambda size: normal(size) * 1e-41,

@@ -80,3 +80,44 @@ def test_dead_channels_of_a_batch_norm_leave_the_gradients_of_the_others() -> No
 
     exact, coded = grown(coded=False), grown(coded=True)
     assert float((exact - coded).norm() / exact.norm()) < 0.1  # it was 17%
+
+
+class Padded(nn.Module):
+    """Tokens, a few of which are padding, normed as language models norm queries too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 64, padding_idx=0)
+        self.queries, self.last = nn.Linear(64, 64, bias=False), nn.Linear(64, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of 8 kinds."""
+        return self.last(normed(self.queries(normed(self.embed(tokens)))))
+
+
+def normed(states: torch.Tensor) -> torch.Tensor:
+    """By hand, as a Llama, a Gemma and a Qwen do it."""
+    return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + 1e-6)
+
+
+@pytest.mark.parametrize("padding", [1, 6])
+def test_a_few_tokens_of_padding_leave_the_gradients_of_the_others(padding: int) -> None:
+    tokens = torch.randint(1, 50, (512,), generator=torch.Generator().manual_seed(1))
+    tokens[100 : 100 + padding] = 0  # packed, they were small values: times the thousand of their norm
+
+    def grown(*, coded: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Padded()
+        handle = smaq.apply(
+            model, None, gradient_maps=False, gradients=False, weights=False, optimizer_state=False
+        )
+        if not coded:
+            handle.remove()
+        found = model(tokens)
+        (found * torch.randn(found.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
+        handle.remove()
+        assert model.queries.weight.grad is not None
+        return model.queries.weight.grad
+
+    exact, coded = grown(coded=False), grown(coded=True)
+    assert float((exact - coded).norm() / exact.norm()) < 0.3

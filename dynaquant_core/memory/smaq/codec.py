@@ -187,10 +187,10 @@ class SmaQ:
         inlier_bits, outlier_bits, box, limit: see `Levels`.
         statistics: ``"exact"``, ``"sample"`` or ``"range"``; see `statistics.measure`.
         sample: values that ``"sample"`` looks at.
-        keep_zeros: exact zeros come back as zero where a tensor has no negative values, or one zero in 64;
-            and no value comes back as less than a tensor's lowest or more than its highest, so that what is
-            inside the domain of a logarithm or a root stays there (ours); False: every value is coded, and
-            levels may go beyond, as published.
+        keep_zeros: exact zeros come back as zero where a tensor has no negative values, one zero in 64, or
+            blank rows (of 15 values and more side by side in memory); and no value comes back as less than a
+            tensor's lowest or more than its highest, so that what is inside the domain of a logarithm or a
+            root stays there (ours); False: every value is coded, and levels may go beyond, as published.
         logarithm: codes log2 of values that are not negative: their ratio to the true ones is bounded (ours).
 
     Raises:

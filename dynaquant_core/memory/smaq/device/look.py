@@ -1,4 +1,7 @@
-"""`looks.Look` in one pass over a tensor on a device, and one answer that the host waits for."""
+"""`looks.Look` in one pass over a tensor on a device, and one answer that the host waits for.
+
+Of a tensor with a few zeros it waits for another, whether they lie side by side (`zeros.are_kept`).
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class DeviceLook:
     def without_zeros(self) -> tuple[DeviceLook, Tensor | None]:
         """See `Look.without_zeros`."""
         size = self.values.numel()
-        if not are_kept(self.zeros, self.ends, size):
+        if not are_kept(self.values, self.zeros, self.ends):
             return self, None
         kept, mask = zeros.split(self.values, self.counts, size - self.zeros)
         return DeviceLook(kept, self.counts, 0, self.others, self.mean, self.squares), mask
