@@ -32,6 +32,23 @@ def test_the_law_is_told_of_a_loss_only(results: Results, metric: str, said: boo
     assert ("10% a unit" in drawn) is said
 
 
+def test_the_price_of_each_model_has_a_row_of_its_own_and_the_legend_covers_none(results: Results) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
+    (run,) = results.data["runs"]
+    vit = {"model": "vit", "parameters": 1_000_000}
+    dearer = run["final"] | {"baseline": 2.2, "relative_degradation": 0.2}
+    draw_price(figure, [run, run | vit, run | vit | {"seed": 1, "final": dearer}])
+    assert [axes.get_title().partition(":")[0] for axes in figure.axes[::2]] == ["char_gpt 0k", "vit 1.0M"]
+    first, second = figure.axes[::2]
+    marks = [
+        [mark.get_ydata()[0] for mark in axes.lines if mark.get_marker() == "o"] for axes in (first, second)
+    ]
+    assert marks == [[pytest.approx(5.0)], [pytest.approx(5.0), pytest.approx(20.0)]]
+    assert (len(first.patches), len(second.patches)) == (0, 1), "the band of each model's own seeds"
+    assert not any(axes.get_legend() for axes in figure.axes)
+    assert len(figure.legends) == 1
+
+
 def test_the_page_needs_no_other_file(results: Results) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra plots")
     write_report(results)

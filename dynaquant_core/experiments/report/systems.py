@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from dynaquant_core.experiments.figures import by_model, by_setting, setting_label
 from dynaquant_core.experiments.price import Figure, Run, replicas_label
-from dynaquant_core.experiments.report.palette import COLOURS, GREY
+from dynaquant_core.experiments.report.palette import COLOURS, GREY, wrapped
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, number, percent, times
 
@@ -28,8 +27,6 @@ COLUMNS = {
     "seconds a step": ("seconds_a_step", "{:.4f}"),
 }
 
-#: Letters of a line of a plot's labels.
-LABEL = 44
 #: Of grey bands, one for each number of replicas.
 HATCHES = (None, "//", "..")
 #: A number to the right of its mark.
@@ -116,8 +113,8 @@ def _panel(axes: Axes, runs: Sequence[Run]) -> None:
         plain.setdefault(f"without a system{replicas_label(run)}", []).append(run["final"]["baseline"])
     for (label, values), hatch in zip(plain.items(), cycle(HATCHES), strict=False):
         axes.axvspan(min(values), max(values), color=GREY, alpha=0.3, linewidth=1, hatch=hatch, label=label)
-    wrapped = [fill(label, LABEL) for label in labels]
-    axes.set_yticks([-index for index in range(len(labels))], wrapped, fontsize="small")
+    words = [wrapped(label) for label in labels]
+    axes.set_yticks([-index for index in range(len(labels))], words, fontsize="small")
 
 
 def _named(run: Run, seeds: Sequence[int]) -> Row:
