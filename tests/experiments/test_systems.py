@@ -209,6 +209,23 @@ def test_a_training_that_diverges_at_its_last_step_has_diverged() -> None:
     assert system_entry(experiment, diary, baseline)["system"]["diverged_after"] is None
 
 
+def test_means_over_seeds_leave_out_those_that_diverged() -> None:
+    def ended(seed: int, value: float | None, smaller: float, seconds: float) -> dict[str, Any]:
+        facts = {"weights_digest": "aa", "parameters": 3, "seconds": seconds, "facts": {"smaller": smaller}}
+        diary = [{"event": "start", "restored": 0}, {"event": "final", "step": 4, "value": value, **facts}]
+        return system_entry(validate(settings(seed=seed), "tiny"), diary, Baseline(1.0 + seed, {}, []))
+
+    runs = [ended(0, 1.5, 4.0, 8.0), ended(1, None, 100.0, 800.0)]
+    (row,) = system_rows(runs)
+    told = {
+        title: row[title] for title in ("seeds", "final", "without", "smaller", "seconds a step", "diverged")
+    }
+    wanted = ["2", "1.5000", "1.0000", "4.00x", "2.0000", "1"]
+    assert told == dict(zip(told, wanted, strict=True))
+    (row,) = system_rows(runs[1:])
+    assert (row["final"], row["smaller"], row["diverged"]) == ("-", "100.00x", "1")
+
+
 def test_a_training_that_diverges_is_a_result(workplace: Path) -> None:
     found = ran(workplace, {"system": [PUBLISHED, {"name": "smaq"}]}, optimizer={"name": "adamw", "lr": 0.05})
     diverged, other = found.data["runs"]

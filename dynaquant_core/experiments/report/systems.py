@@ -43,16 +43,19 @@ def system_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def system_rows(runs: Sequence[Run]) -> list[Row]:
-    """A row for each setting, seeds together; means are over the runs that did not diverge.
+    """A row for each setting, seeds together; means are over the runs that did not diverge, if there are any.
 
     Args:
         runs: of `system_runs`.
     """
-    return [
-        {"model": model, **_named(run, seeds), **_told(numbers), **_ended(mine, run)}
-        for model, mine in by_model(runs).items()
-        for run, seeds, numbers in by_setting(mine)
-    ]
+    rows = []
+    for model, mine in by_model(runs).items():
+        whole = by_setting([run for run in mine if run["final"]["value"] is not None])
+        means = {setting_label(run): numbers for run, _, numbers in whole}
+        for run, seeds, numbers in by_setting(mine):
+            told = _told(means.get(setting_label(run), numbers))
+            rows.append({"model": model, **_named(run, seeds), **told, **_ended(mine, run)})
+    return rows
 
 
 def role_rows(runs: Sequence[Run]) -> list[Row]:
