@@ -12,7 +12,7 @@
 | saved | a checkpoint of a rework run was made | step, bytes and seconds |
 | repeat | a failure of a rework run is healed | repeat, digest, failed, restored, iterations, back, seconds |
 | buckets | a change was taken apart | after, iterations, buckets |
-| final | the last step is done | step, value, weights_digest, parameters; of a system, facts |
+| final | the last step is done | step, value, weights_digest, parameters; of a system, seconds and facts |
 """
 
 from __future__ import annotations

@@ -112,10 +112,13 @@ def figures(run: Run) -> dict[str, float | None]:
     rework = run.get("rework") or {}
     numbers |= {f"rework_{name}": rework.get(name) for name in ("mean", "low", "high", "repeats")}
     numbers["checkpoint_bytes"] = rework.get("bytes_mean")
-    if run["kind"] in {"rework", "system"}:  # it has no list of checkpoints that could be counted
+    binned = run.get("bins", [])
+    if binned or run["kind"] in {"rework", "system"}:  # it has no list of checkpoints that could be counted
         counted = ("checkpoints", "met", "keys", "evaluations")
         numbers |= dict.fromkeys((*counted, *(f"{stage}_seconds" for stage in STAGES)))
-    bins = [entry["bins"] for entry in run.get("bins", [])]
+    if binned:
+        numbers |= {"stored_bytes": None, "evaluations": sum(entry["evaluations"] for entry in binned)}
+    bins = [entry["bins"] for entry in binned]
     numbers["bins"] = None if None in bins else _mean(bins)
     system = run.get("system") or {}
     numbers |= {name: system.get(name) for name in ("smaller", "seconds_a_step")}

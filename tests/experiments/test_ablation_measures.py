@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,10 @@ def test_fewest_bins_of_real_checkpoints_and_a_run_that_goes_on(here: Path) -> N
             assert kept[entry["bins"]]
             assert entry["bins"] == 2 or not kept[entry["bins"] - 1]
     assert any(entry["bins"] for entry in run["bins"])
+    with results.path.with_suffix(".csv").open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert int(row["evaluations"]) == sum(entry["evaluations"] for entry in run["bins"]) > 0
+    assert {row[name] for name in ("checkpoints", "met", "keys", "stored_bytes", "search_seconds")} == {""}
     assert_goes_on(results, overrides)
 
 

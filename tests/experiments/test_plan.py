@@ -11,6 +11,7 @@ import pytest
 
 from dynaquant_core.cli.plan import place, row, show_options
 from dynaquant_core.errors import ConfigError, ExperimentError
+from dynaquant_core.experiments.figures import model_label
 from dynaquant_core.experiments.plan import Option, Wish, nearest_options, read_figures, read_prices
 from dynaquant_core.experiments.price import LAW, LAW_RANGE, Figure, Price, method_label, prices
 from dynaquant_core.experiments.report import spread_lines
@@ -95,6 +96,13 @@ def test_the_table_and_the_sentence_show_the_spread() -> None:
     other = run(0, 1) | {"model": "vit", "parameters": 1_000_000}
     assert [told.partition(",")[0] for told in spread_lines([*runs, other])][1] == "vit 1.0M"
     assert figure_text(None, "{}") == "-"
+
+
+def test_the_table_names_the_model_where_there_are_several() -> None:
+    runs = [run(0, 5), run(0, 5) | {"model": "vit", "parameters": 1_000_000}]
+    found = [row["model"] for row in price_rows(prices(results(*runs)))]
+    assert found == [model_label(each) for each in runs]
+    assert "model" not in price_rows(prices(results(*runs[:1])))[0]
 
 
 def price(**changes: Any) -> Price:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import builtins
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from dynaquant_core.errors import DependencyError
 from dynaquant_core.experiments.report import summary, write_report
 from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.report.palette import plain_numbers
-from dynaquant_core.experiments.report.plots import PLOTS, draw
+from dynaquant_core.experiments.report.plots import PLOTS, configurations, draw
 from dynaquant_core.experiments.report.price import draw_price
 from dynaquant_core.experiments.report.tradeoff import draw_tradeoff
 from dynaquant_core.experiments.results import Results
@@ -30,6 +31,42 @@ def test_the_law_is_told_of_a_loss_only(results: Results, metric: str, said: boo
     draw_price(figure, results.data["runs"])
     drawn = [line.get_label() for line in figure.axes[0].lines]
     assert ("10% a unit" in drawn) is said
+
+
+def test_the_price_of_each_model_has_a_row_of_its_own_and_the_legend_covers_none(results: Results) -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="plots need the extra plots").Figure()
+    (run,) = results.data["runs"]
+    vit = {"model": "vit", "parameters": 1_000_000}
+    dearer = run["final"] | {"baseline": 2.2, "relative_degradation": 0.2}
+    draw_price(figure, [run, run | vit, run | vit | {"seed": 1, "final": dearer}])
+    assert [axes.get_title().partition(":")[0] for axes in figure.axes[::2]] == ["char_gpt 0k", "vit 1.0M"]
+    first, second = figure.axes[::2]
+    marks = [
+        [mark.get_ydata()[0] for mark in axes.lines if mark.get_marker() == "o"] for axes in (first, second)
+    ]
+    assert marks == [[pytest.approx(5.0)], [pytest.approx(5.0), pytest.approx(20.0)]]
+    assert (len(first.patches), len(second.patches)) == (0, 1), "the band of each model's own seeds"
+    assert not any(axes.get_legend() for axes in figure.axes)
+    assert len(figure.legends) == 1
+
+
+def test_values_of_a_configuration_do_not_lie_over_one_another(results: Results) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra plots")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    (run,) = results.data["runs"]
+    names = ("bins", "prune", "protect", "embedding_bins", "other")
+    points = [dict.fromkeys(names, value) for value in (4, 6, 8, 12, 16, 32, 48)]
+    entries = [run["checkpoints"][0] | {"step": step, "config": point} for step, point in enumerate(points)]
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    configurations(figure, {**run, "checkpoints": entries})
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes:
+        boxes = [label.get_window_extent(canvas.get_renderer()) for label in axes.get_yticklabels()]
+        assert len(boxes) == len(points)
+        assert all(low.y1 <= high.y0 for low, high in pairwise(boxes))
 
 
 def test_the_page_needs_no_other_file(results: Results) -> None:

@@ -15,6 +15,7 @@ from dynaquant_core.errors import ConfigError, DynaQuantError, ExperimentError
 from dynaquant_core.experiments import (
     Progress,
     Results,
+    events,
     run_experiment,
     seed_rows,
     shipped_configs,
@@ -24,8 +25,10 @@ from dynaquant_core.experiments import (
 from dynaquant_core.experiments.baseline import Baseline
 from dynaquant_core.experiments.config import load_experiment, validate
 from dynaquant_core.experiments.config.grid import expand
+from dynaquant_core.experiments.job import Job
 from dynaquant_core.experiments.report.systems import draw_systems, role_rows, state_rows, system_rows
 from dynaquant_core.experiments.systems.entry import system_entry
+from dynaquant_core.experiments.systems.run import SystemRun
 from dynaquant_core.experiments.trainer import Trainer
 from tests.experiments.conftest import enter_workplace, tiny_settings
 from tests.experiments.states import cut_short
@@ -206,6 +209,23 @@ def test_a_training_that_diverges_at_its_last_step_has_diverged() -> None:
     assert system_entry(experiment, diary, baseline)["system"]["diverged_after"] is None
 
 
+def test_means_over_seeds_leave_out_those_that_diverged() -> None:
+    def ended(seed: int, value: float | None, smaller: float, seconds: float) -> dict[str, Any]:
+        facts = {"weights_digest": "aa", "parameters": 3, "seconds": seconds, "facts": {"smaller": smaller}}
+        diary = [{"event": "start", "restored": 0}, {"event": "final", "step": 4, "value": value, **facts}]
+        return system_entry(validate(settings(seed=seed), "tiny"), diary, Baseline(1.0 + seed, {}, []))
+
+    runs = [ended(0, 1.5, 4.0, 8.0), ended(1, None, 100.0, 800.0)]
+    (row,) = system_rows(runs)
+    told = {
+        title: row[title] for title in ("seeds", "final", "without", "smaller", "seconds a step", "diverged")
+    }
+    wanted = ["2", "1.5000", "1.0000", "4.00x", "2.0000", "1"]
+    assert told == dict(zip(told, wanted, strict=True))
+    (row,) = system_rows(runs[1:])
+    assert (row["final"], row["smaller"], row["diverged"]) == ("-", "100.00x", "1")
+
+
 def test_a_training_that_diverges_is_a_result(workplace: Path) -> None:
     found = ran(workplace, {"system": [PUBLISHED, {"name": "smaq"}]}, optimizer={"name": "adamw", "lr": 0.05})
     diverged, other = found.data["runs"]
@@ -216,6 +236,18 @@ def test_a_training_that_diverges_is_a_result(workplace: Path) -> None:
     assert summary(found)[0]["final loss"].startswith("none: diverged after")
     assert [row["diverged"] for row in system_rows(found.data["runs"])] == ["1", "-"]
     assert "diverged" in (workplace / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_training_that_diverges_between_two_points_of_its_curve_tells_its_time(workplace: Path) -> None:
+    """Of a long run few losses are kept; the steps between them took time all the same."""
+    long = settings(system=PUBLISHED, optimizer={"name": "adamw", "lr": 0.05}, steps=40_000)
+    job = Job(workplace, expand(validate(long, "tiny"))[0], saves=True)
+    SystemRun(job).run()
+    entry = system_entry(job.experiment, events.read(job.diary), Baseline(1.0, {}, []))
+    assert entry["curves"] == [[]]
+    assert 0 < entry["system"]["diverged_after"] < 100
+    assert entry["training_seconds"] > 0
+    assert entry["system"]["seconds_a_step"] > 0
 
 
 def test_a_system_may_start_from_weights(workplace: Path) -> None:

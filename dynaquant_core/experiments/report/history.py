@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dynaquant_core.experiments.figures import by_model, setting_label
 from dynaquant_core.experiments.price import Run
-from dynaquant_core.experiments.report.palette import GREY, looks, plain_numbers
+from dynaquant_core.experiments.report.palette import GREY, legend_beside, looks, plain_numbers, wrapped
 from dynaquant_core.experiments.report.table import part_ratio, percent
 
 if TYPE_CHECKING:
@@ -29,13 +29,14 @@ def draw_history(canvas: Canvas, runs: Sequence[Run]) -> None:
             if run["threshold"] == threshold:
                 first.setdefault(setting_label(run), run)
         for label, run in first.items():
-            _line(axes, run, how[label].colour, how[label].mark, None if label in named else label)
+            told = None if label in named else wrapped(label)
+            _line(axes, run, how[label].colour, how[label].mark, told)
             named.add(label)
         _restores(axes, list(first.values()))
         axes.set(xlabel=f"step (threshold {percent(threshold, digits=None)})", title=model, yscale="log")
         plain_numbers(axes.yaxis)
     panels[0].set_ylabel("raw / stored (weights)")
-    canvas.legend(frameon=False, fontsize="small", loc="outside right center")
+    legend_beside(canvas)
 
 
 def _line(axes: Axes, run: Run, colour: str, mark: str, label: str | None) -> None:

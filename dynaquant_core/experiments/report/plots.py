@@ -22,6 +22,8 @@ BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E
 ROLE_COLOURS = {"weight": BLUE, "moment": ORANGE, "exact": GREY}
 #: The time drawing up the chosen draft is part of the time the thread is held.
 STAGE_COLOURS = {"collector": GREY, "held": RED, "search": BLUE, "encode": GREEN, "commit": PURPLE}
+#: Inches that a value of a configuration takes, with its label.
+LINE = 0.2
 
 
 def draw(run: Run) -> dict[str, bytes]:
@@ -100,11 +102,13 @@ def configurations(figure: Figure, run: Run) -> None:
     """The searched configuration of each checkpoint: one row an axis, its values as steps."""
     entries = [entry for entry in run["checkpoints"] if entry["config"]]
     names = list(dict.fromkeys(key for entry in entries for key in entry["config"]))
-    rows = figure.subplots(max(1, len(names)), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, name in zip(rows, names, strict=False):
-        values = [entry["config"].get(name) for entry in entries]
-        ladder = sorted(set(map(str, values)), key=_by_number)
-        places = [ladder.index(str(value)) for value in values]
+    told = {name: [str(entry["config"].get(name)) for entry in entries] for name in names}
+    ladders = {name: sorted(set(values), key=_by_number) for name, values in told.items()}
+    high = [1 + len(ladder) for ladder in ladders.values()] or [1]  # a value a line, and what is between rows
+    figure.set_figheight(max(figure.get_figheight(), LINE * sum(high)))
+    rows = figure.subplots(len(high), 1, sharex=True, squeeze=False, height_ratios=high)[:, 0]
+    for axes, (name, ladder) in zip(rows, ladders.items(), strict=False):
+        places = [ladder.index(value) for value in told[name]]
         axes.step([entry["step"] for entry in entries], places, where="mid", marker="o", color=BLUE)
         axes.set_yticks(range(len(ladder)), [_short(value) for value in ladder])
         axes.set_ylim(-0.5, len(ladder) - 0.5)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dynaquant_core.experiments.figures import by_model, setting_label
+from dynaquant_core.experiments.figures import by_model, model_label, setting_label
 from dynaquant_core.experiments.price import (
     LAW,
     LAW_METRIC,
@@ -16,7 +16,7 @@ from dynaquant_core.experiments.price import (
     training_label,
     uninterrupted,
 )
-from dynaquant_core.experiments.report.palette import GREY, looks
+from dynaquant_core.experiments.report.palette import GREY, legend_beside, looks, wrapped
 from dynaquant_core.experiments.report.table import Row, percent
 from dynaquant_core.experiments.restores import restored
 
@@ -43,8 +43,16 @@ def law_holds(runs: Sequence[Run]) -> bool:
 
 
 def price_rows(entries: Sequence[Price]) -> list[Row]:
-    """A row for each setting; the law has a word where the final metric is a loss."""
-    return [_row(entry) for entry in entries]
+    """A row for each setting, the model named where there are several.
+
+    The law has a word where the final metric is a loss.
+    """
+    models = [model_label({"model": entry.model, "parameters": entry.parameters}) for entry in entries]
+    several = len(set(models)) > 1
+    return [
+        ({"model": model} if several else {}) | _row(entry)
+        for model, entry in zip(models, entries, strict=True)
+    ]
 
 
 def _row(entry: Price) -> Row:
@@ -116,34 +124,59 @@ def _spread_line(runs: Sequence[Run]) -> str:
 
 
 def draw_price(canvas: Canvas, runs: Sequence[Run]) -> None:
-    """Left: final cost over the sum of stale x interval, a mark a run; right: over the ratio.
+    """Left: final cost over the sum of stale x interval, a mark a run; right: over the ratio; a row a model.
 
     The law is drawn where a final metric is a loss.  The grey band is what uninterrupted runs of other seeds
-    differ by, where there is one training only.
+    differ by, where the model has one training only.
     """
-    left, right = canvas.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    models = {model: mine for model, mine in by_model(runs).items() if has_restores(mine)}
+    how, named = looks(runs), set[str]()
+    canvas.set_figheight(canvas.get_figheight() * len(models))
+    rows = canvas.subplots(len(models), 2, sharey="row", squeeze=False, width_ratios=(3, 2))
+    for panels, (model, mine) in zip(rows, models.items(), strict=True):
+        _panels(panels, mine, how, named)
+        panels[0].set_title(f"{model}: what restores cost" if len(models) > 1 else "What restores cost")
+    legend_beside(canvas)
+
+
+def _panels(
+    panels: Sequence[Axes], runs: Sequence[Run], looks_of: Mapping[str, Look], named: set[str]
+) -> None:
+    """Both panels of a model; ``named``: what the legend says already."""
+    left, right = panels
     priced = [run for run in runs if restored(run) and run["final"]["relative_degradation"] is not None]
-    for label, look in looks(runs).items():
+    for label, look in looks_of.items():
         mine = [run for run in priced if setting_label(run) == label]
-        _marks(left, mine, [run["stale_times_interval"] for run in mine], look, label)
-        _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], look, label)
-    _law(left, [run for run in priced if law_holds([run])])
+        _marks(left, mine, [run["stale_times_interval"] for run in mine], look, label, named)
+        _marks(right, mine, [run["totals"]["weights_ratio"] for run in mine], look, label, named)
+    _law(left, [run for run in priced if law_holds([run])], named)
     floor = uninterrupted(runs)[1] if len(_trainings(runs)) == 1 else None
     for axes in (left, right):
         axes.axhline(0, color=GREY, linewidth=0.8)
         if floor is not None:
             axes.axhspan(-100 * floor, 100 * floor, color=GREY, alpha=0.15, linewidth=0)
     left.set(xlabel="sum over restores of stale x interval", ylabel="final cost (%)")
-    left.set_title("What restores cost")
     right.set(xlabel="raw / stored (weights)", title="and at which ratio")
     low, high = left.get_xlim()
     left.set_xlim(min(low, -0.01), max(high, LEAST_SUM))  # a sum of nearly nothing should look like it
-    left.legend(frameon=False, fontsize="small", loc="best")
 
 
-def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], look: Look, label: str) -> None:
+def _told(label: str, named: set[str]) -> str | None:
+    """What the legend is to say of a label, once."""
+    known = label in named
+    named.add(label)
+    return None if known else wrapped(label)
+
+
+def _marks(
+    axes: Axes,
+    runs: Sequence[Run],
+    across: Sequence[float | None],
+    look: Look,
+    label: str,
+    named: set[str],
+) -> None:
     """A mark a run: hollow at a threshold above 1%, larger with more restores."""
-    named = False
     for run, x in zip(runs, across, strict=True):
         if x is None:
             continue
@@ -154,14 +187,13 @@ def _marks(axes: Axes, runs: Sequence[Run], across: Sequence[float | None], look
             color=look.colour,
             markersize=4 + 0.5 * len(restored(run)),
             markerfacecolor="none" if run["threshold"] > 0.01 else look.colour,
-            label=None if named else label,
+            label=_told(label, named),
         )
-        named = True
 
 
-def _law(axes: Axes, runs: Sequence[Run]) -> None:
+def _law(axes: Axes, runs: Sequence[Run], named: set[str]) -> None:
     far = max((run["stale_times_interval"] or 0.0 for run in runs), default=0.0)
     if runs:
         far, (low, high) = max(far, LEAST_SUM), LAW_RANGE
-        axes.plot([0, far], [0, 100 * LAW * far], "--", color=GREY, label=f"{LAW:.0%} a unit")
+        axes.plot([0, far], [0, 100 * LAW * far], "--", color=GREY, label=_told(f"{LAW:.0%} a unit", named))
         axes.fill_between([0, far], [0, 100 * low * far], [0, 100 * high * far], color=GREY, alpha=0.1)

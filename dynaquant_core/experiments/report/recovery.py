@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dynaquant_core.experiments.figures import by_model, setting_label
 from dynaquant_core.experiments.price import Run
-from dynaquant_core.experiments.report.palette import looks
+from dynaquant_core.experiments.report.palette import looks, wrapped
 from dynaquant_core.experiments.report.table import percent
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def draw_recovery(canvas: Canvas, runs: Sequence[Run]) -> None:
             colour = how[label].colour
             axes.plot([place] * len(values), values, how[label].mark, color=colour, alpha=0.5, markersize=4)
             axes.hlines(sum(values) / len(values), place - 0.3, place + 0.3, color=colour)
-        words = [f"{label} {percent(threshold, digits=None)}" for label, threshold in shown]
+        words = [wrapped(f"{label} {percent(threshold, digits=None)}") for label, threshold in shown]
         axes.set_xticks(range(len(words)), words, rotation=45, ha="right", fontsize="small")
         axes.set_title(model)
     panels[0].set_ylabel("rework (intervals)")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from dynaquant_core.experiments.figures import by_model, by_setting, setting_label
 from dynaquant_core.experiments.price import Figure, Run, replicas_label
-from dynaquant_core.experiments.report.palette import COLOURS, GREY
+from dynaquant_core.experiments.report.palette import COLOURS, GREY, wrapped
 from dynaquant_core.experiments.report.price import figure_text
 from dynaquant_core.experiments.report.table import Row, number, percent, times
 
@@ -28,8 +27,6 @@ COLUMNS = {
     "seconds a step": ("seconds_a_step", "{:.4f}"),
 }
 
-#: Letters of a line of a plot's labels.
-LABEL = 44
 #: Of grey bands, one for each number of replicas.
 HATCHES = (None, "//", "..")
 #: A number to the right of its mark.
@@ -46,16 +43,19 @@ def system_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def system_rows(runs: Sequence[Run]) -> list[Row]:
-    """A row for each setting, seeds together; means are over the runs that did not diverge.
+    """A row for each setting, seeds together; means are over the runs that did not diverge, if there are any.
 
     Args:
         runs: of `system_runs`.
     """
-    return [
-        {"model": model, **_named(run, seeds), **_told(numbers), **_ended(mine, run)}
-        for model, mine in by_model(runs).items()
-        for run, seeds, numbers in by_setting(mine)
-    ]
+    rows = []
+    for model, mine in by_model(runs).items():
+        whole = by_setting([run for run in mine if run["final"]["value"] is not None])
+        means = {setting_label(run): numbers for run, _, numbers in whole}
+        for run, seeds, numbers in by_setting(mine):
+            told = _told(means.get(setting_label(run), numbers))
+            rows.append({"model": model, **_named(run, seeds), **told, **_ended(mine, run)})
+    return rows
 
 
 def role_rows(runs: Sequence[Run]) -> list[Row]:
@@ -116,8 +116,8 @@ def _panel(axes: Axes, runs: Sequence[Run]) -> None:
         plain.setdefault(f"without a system{replicas_label(run)}", []).append(run["final"]["baseline"])
     for (label, values), hatch in zip(plain.items(), cycle(HATCHES), strict=False):
         axes.axvspan(min(values), max(values), color=GREY, alpha=0.3, linewidth=1, hatch=hatch, label=label)
-    wrapped = [fill(label, LABEL) for label in labels]
-    axes.set_yticks([-index for index in range(len(labels))], wrapped, fontsize="small")
+    words = [wrapped(label) for label in labels]
+    axes.set_yticks([-index for index in range(len(labels))], words, fontsize="small")
 
 
 def _named(run: Run, seeds: Sequence[int]) -> Row:

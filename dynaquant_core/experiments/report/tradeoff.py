@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dynaquant_core.experiments.figures import by_model, figures, kind_of, setting_label
 from dynaquant_core.experiments.price import Run
-from dynaquant_core.experiments.report.palette import GREY, Look, looks, plain_numbers
+from dynaquant_core.experiments.report.palette import GREY, Look, legend_beside, looks, plain_numbers, wrapped
 from dynaquant_core.experiments.restores import restored
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ def draw_tradeoff(canvas: Canvas, runs: Sequence[Run]) -> None:
         for axes, (model, mine) in zip(panels, models.items(), strict=True):
             for run in mine:
                 label = setting_label(run)
-                _mark(axes, run, ratio, how[label], None if label in named else label)
+                _mark(axes, run, ratio, how[label], None if label in named else wrapped(label))
                 named.add(label)
             axes.axhline(0, color=GREY, linewidth=0.8)
             axes.set(xlabel=f"raw / stored ({words})", title=model, xscale="log")
             plain_numbers(axes.xaxis)
         panels[0].set_ylabel("degradation (%)")
-    canvas.legend(frameon=False, fontsize="small", loc="outside right center")
+    legend_beside(canvas)
 
 
 def _mark(axes: Axes, run: Run, ratio: str, look: Look, label: str | None) -> None:

@@ -26,6 +26,8 @@ def system_entry(experiment: Experiment, diary: Sequence[Event], baseline: Basel
     section, last = experiment.system, find(diary, "final")[-1]
     assert section is not None, "the experiment's own check asks for it"
     curve = [[event["step"], event["loss"]] for event in find(diary, "loss")]
+    # The curve of a long run may miss the last steps before it diverged; earlier versions tell no other time.
+    seconds = last.get("seconds", training_seconds(diary))
     return {
         "kind": experiment.kind,
         "method": section.name,
@@ -39,12 +41,12 @@ def system_entry(experiment: Experiment, diary: Sequence[Event], baseline: Basel
         "moments": None,
         "max_chain": None,
         "parameters": last["parameters"],
-        "training_seconds": training_seconds(diary),
+        "training_seconds": seconds,
         "final": _final(experiment, diary, baseline),
         "system": {
             **last["facts"],
             "diverged_after": last["step"] if last["value"] is None else None,
-            "seconds_a_step": training_seconds(diary) / max(1, last["step"]),
+            "seconds_a_step": seconds / max(1, last["step"]),
             "measured": [
                 {key: event[key] for key in ("step", "search", "heldout")}
                 for event in find(diary, "reference")

@@ -58,6 +58,7 @@ class SystemRun:
             value=self._quality(trainer.data.heldout) if goes else None,
             weights_digest=trainer.digest(),
             parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+            seconds=trainer.seconds,
             facts=self._system.facts(),
         )
 
