@@ -10,17 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from dynaquant_core.state.strides import like_strides
-from dynaquant_core.training.groups import require_same_groups, require_same_lengths, require_shapes
-from dynaquant_core.training.kinds import SCHEDULED, require_entries, require_same_settings
+from dynaquant_core.training.groups import (
+    ELEMENTWISE,
+    require_same_groups,
+    require_same_lengths,
+    require_shapes,
+)
+from dynaquant_core.training.kinds import SCHEDULED, kept_by_torch, require_entries, require_same_settings
 from dynaquant_core.training.subject import own_state
 
 __all__ = [
     "by_name",
     "by_number",
+    "load",
     "rates",
     "require_kind",
     "scheduled_as_now",
@@ -129,6 +136,51 @@ def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> An
             _with_parameters_of(own, group) for group, own in zip(stored["param_groups"], groups, strict=True)
         ],
     }
+
+
+def load(optimizer: Optimizer, state: Any) -> None:
+    """Has an optimizer load a state, every entry in the dtype that it was saved in.
+
+    Torch casts all but "step" to the parameter's own: moments in float32 beside weights in float16, of which
+    small ones underflow, and codes and masks.  A class that loads, or tells its state, in a way of its own is
+    left to it, and so are the moments of torch's classes, which are of the parameter's dtype.
+
+    Args:
+        optimizer: any.
+        state: what `by_number` gave; its tensors become the optimizer's own.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16))
+        >>> optimizer = torch.optim.Optimizer([weight], {})
+        >>> load(optimizer, {**optimizer.state_dict(), "state": {0: {"scale": torch.tensor(1e-9)}}})
+        >>> optimizer.state[weight]
+        {'scale': tensor(1.0000e-09)}
+    """
+    optimizer.load_state_dict(state)
+    kind = type(optimizer)
+    if any(getattr(kind, way) is not getattr(Optimizer, way) for way in ("state_dict", "load_state_dict")):
+        return
+    cast = ELEMENTWISE if kept_by_torch(optimizer) is not None else frozenset()
+    parameters = _parameters(optimizer)
+    for number, stored in state["state"].items():
+        held = optimizer.state[parameters[number]]
+        for name in held if isinstance(stored, Mapping) else ():
+            if name in stored and name != "step" and name not in cast:
+                held[name] = _uncast(held[name], stored[name], parameters[number].dtype)
+
+
+def _uncast(loaded: Any, stored: Any, dtype: torch.dtype) -> Any:
+    """What was loaded, as it was stored where torch has cast it to the parameter's ``dtype``."""
+    if isinstance(stored, str):  # torch makes another text of it
+        return stored
+    if isinstance(stored, Tensor) and isinstance(loaded, Tensor):
+        return stored.to(loaded.device) if loaded.dtype == dtype != stored.dtype else loaded
+    if isinstance(stored, dict) and isinstance(loaded, dict):
+        return {name: _uncast(loaded[name], value, dtype) for name, value in stored.items()}
+    if isinstance(stored, (list, tuple)) and isinstance(loaded, (list, tuple)):
+        return type(stored)(_uncast(*pair, dtype) for pair in zip(loaded, stored, strict=True))
+    return loaded
 
 
 def scheduled_as_now(state: Any, optimizer: Optimizer) -> Any:

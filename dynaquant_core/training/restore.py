@@ -22,6 +22,7 @@ from dynaquant_core.training.kinds import require_same_scheduler
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import (
     by_number,
+    load,
     rates,
     require_kind,
     scheduled_as_now,
@@ -92,7 +93,10 @@ class _Step:
 
 def _load(step: _Step) -> None:
     try:
-        step.item.load_state_dict(step.state)
+        if isinstance(step.item, Optimizer):
+            load(step.item, step.state)
+        else:
+            step.item.load_state_dict(step.state)
     except Exception as error:
         refusal = StateMismatchError(
             f"{step.what} refused its stored state ({type(error).__name__}: {error}); the run is restored in "

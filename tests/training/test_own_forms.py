@@ -118,6 +118,19 @@ class LowRank(Written):
         return move if basis is None else basis.T @ move
 
 
+class Wide(Written):
+    """Moments in float32 beside weights of half the width, signs in bytes, and a word."""
+
+    def seen(self, gradient, basis):
+        return gradient.float()
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] |= {"signs": (parameter.grad > 0).byte(), "rule": "adam"}
+
+
 class Mixed(torch.optim.AdamW):
     """Made from one of torch's: matrices have a momentum, vectors what that keeps."""
 
@@ -220,6 +233,39 @@ def test_a_run_with_moments_of_any_shape_goes_on_as_if_it_had_not_stopped(tmp_pa
     with dq.Checkpointer(tmp_path / "run", resumed, last, every=4, **exact) as checkpoints:
         assert checkpoints.restore() == 4
         losses(resumed, last, checkpoints, 4)
+    assert all(map(torch.equal, model.parameters(), resumed.parameters()))
+
+
+def alike(left, right):
+    """Whether two parameters' states are the same, to the dtype and the last bit."""
+    assert {name: type(value) for name, value in left.items()} == {
+        name: type(value) for name, value in right.items()
+    }
+    return all(
+        value.dtype == right[name].dtype and torch.equal(value, right[name])
+        if isinstance(value, torch.Tensor)
+        else value == right[name]
+        for name, value in left.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Wide, torch.float16), (Wide, torch.bfloat16), (torch.optim.NAdam, torch.float64)]
+)
+def test_a_state_of_another_dtype_than_its_weights_comes_back_in_its_own(tmp_path: Path, kind, dtype) -> None:
+    """Torch casts all of it to the weights': in float16 small second moments are zeros."""
+    exact = {"exact": ("*",), "moments": "exact"}
+    model, optimizer = built(kind, dtype)
+    with dq.Checkpointer(tmp_path, model, optimizer, every=4, **exact) as checkpoints:
+        losses(model, optimizer, checkpoints, 4)
+    resumed, last = built(kind, dtype)
+    with dq.Checkpointer(tmp_path, resumed, last, **exact) as checkpoints:
+        assert checkpoints.restore() == 4
+        for parameter, same in zip(model.parameters(), resumed.parameters(), strict=True):
+            assert alike(optimizer.state[parameter], last.state[same])
+        after = losses(resumed, last, checkpoints, 4)
+    with dq.Checkpointer(tmp_path / "other", model, optimizer) as checkpoints:
+        assert after == losses(model, optimizer, checkpoints, 4)
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
 
 
