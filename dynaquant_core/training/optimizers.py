@@ -46,10 +46,12 @@ BY_PARAMETER = ("params", "param_names")
 def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     """The optimizer's ``state_dict`` with the name of each parameter in place of its number.
 
-    Parameters of no known name keep their number.  The tensors are the optimizer's own, not copies.
+    Parameters of no known name keep their number, and what an optimizer keeps under a text beside the states
+    of its parameters (a count) keeps that.  The tensors are the optimizer's own, not copies.
 
     Args:
-        optimizer: any; one whose ``state_dict`` does not number its parameters is given as it is.
+        optimizer: any; one whose ``state_dict`` does not number its parameters, or that keeps something under
+            the name of one, is given as it is.
         names: of the models' parameters (`parameter_names`).
 
     Example:
@@ -63,9 +65,11 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     if not _is_numbered(state, optimizer):
         return state
     keys = _keys(optimizer, names)
+    if _beside_parameters(state) & set(keys):
+        return state
     return {
         **state,
-        "state": {keys[number]: value for number, value in state["state"].items()},
+        "state": {key if isinstance(key, str) else keys[key]: value for key, value in state["state"].items()},
         "param_groups": [
             {**group, "params": [keys[number] for number in group["params"]]}
             for group in state["param_groups"]
@@ -124,14 +128,15 @@ def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> An
         require_same_groups(saved, live, where)
     numbers = {key: number for number, key in enumerate(range(len(keys)) if by_place else keys)}
     parameters = _parameters(optimizer)
-    require_entries(stored["state"], optimizer, where)
+    beside = {key: stored["state"][key] for key in _beside_parameters(stored) - set(numbers)}
+    state = {key: value for key, value in stored["state"].items() if key not in beside}
+    require_entries(state, optimizer, where)
     shapes = {key: parameters[number].shape for key, number in numbers.items()}
-    require_shapes(stored["state"], shapes, optimizer, where, by_place=by_place)
+    require_shapes(state, shapes, optimizer, where, by_place=by_place)
     return {
         **stored,
-        "state": {
-            numbers[key]: _beside(parameters[numbers[key]], value) for key, value in stored["state"].items()
-        },
+        "state": {numbers[key]: _beside(parameters[numbers[key]], value) for key, value in state.items()}
+        | beside,
         "param_groups": [
             _with_parameters_of(own, group) for group, own in zip(stored["param_groups"], groups, strict=True)
         ],
@@ -164,8 +169,10 @@ def load(optimizer: Optimizer, state: Any) -> None:
     cast = ELEMENTWISE if kept_by_torch(optimizer) is not None else frozenset()
     parameters = _parameters(optimizer)
     for number, stored in state["state"].items():
+        if isinstance(number, str) or not isinstance(stored, Mapping):  # torch leaves what is no parameter's
+            continue
         held = optimizer.state[parameters[number]]
-        for name in held if isinstance(stored, Mapping) else ():
+        for name in held:
             if name in stored and name != "step" and name not in cast:
                 held[name] = _uncast(held[name], stored[name], parameters[number].dtype)
 
@@ -269,7 +276,13 @@ def _is_numbered(state: Any, optimizer: Optimizer) -> bool:
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
         return False
     numbers = [number for group in groups for number in group.get("params", ())]
-    return numbers == list(range(len(_parameters(optimizer)))) and set(state["state"]) <= set(numbers)
+    keys = set(state["state"]) - _beside_parameters(state)
+    return numbers == list(range(len(_parameters(optimizer)))) and keys <= set(numbers)
+
+
+def _beside_parameters(state: Mapping[str, Any]) -> set[str]:
+    """The texts among a state's keys: where parameters are numbered, what is kept beside their states."""
+    return {key for key in state["state"] if isinstance(key, str)}
 
 
 def _is_native(groups: list[list[Any]]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import dynaquant_core as dq
+from dynaquant_core.training.optimizers import by_name, by_number, load
 
 
 class Lists(torch.optim.Optimizer):
@@ -131,6 +132,15 @@ class Wide(Written):
             self.state[parameter] |= {"signs": (parameter.grad > 0).byte(), "rule": "adam"}
 
 
+class Counted(Written):
+    """With a count of its own beside the parameters' states, as MADGRAD has it."""
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        self.state["k"] = self.state.get("k", torch.tensor([0])) + 1
+
+
 class Mixed(torch.optim.AdamW):
     """Made from one of torch's: matrices have a momentum, vectors what that keeps."""
 
@@ -219,7 +229,7 @@ def test_second_moments_by_kind_in_a_file_stay_positive(tmp_path: Path, optimize
     assert ((found - square).abs() <= 0.096 * square + 1e-9).all()
 
 
-@pytest.mark.parametrize("kind", [Rows, LowRank, Mixed])
+@pytest.mark.parametrize("kind", [Rows, LowRank, Mixed, Counted])
 def test_a_run_with_moments_of_any_shape_goes_on_as_if_it_had_not_stopped(tmp_path: Path, kind) -> None:
     """It was saved for hours and refused by restore(): torch takes what the class itself has made."""
     exact = {"exact": ("*",), "moments": "exact"}
@@ -234,6 +244,17 @@ def test_a_run_with_moments_of_any_shape_goes_on_as_if_it_had_not_stopped(tmp_pa
         assert checkpoints.restore() == 4
         losses(resumed, last, checkpoints, 4)
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
+    assert last.state.get("k") == optimizer.state.get("k")
+
+
+def test_a_count_may_have_the_name_of_a_weight():
+    weight, again = (nn.Parameter(torch.ones(4, 4)) for _ in range(2))
+    optimizer, other = Counted([weight]), Counted([again])
+    weight.grad = torch.ones(4, 4)
+    optimizer.step()
+    load(other, by_number(by_name(optimizer, {weight: ("k",)}), other, {again: ("k",)}, "optimizer"))
+    assert other.state["k"] == optimizer.state["k"]
+    assert alike(optimizer.state[weight], other.state[again])
 
 
 def alike(left, right):
