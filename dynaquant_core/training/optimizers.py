@@ -10,17 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from dynaquant_core.state.strides import like_strides
-from dynaquant_core.training.groups import require_same_groups, require_same_lengths, require_shapes
-from dynaquant_core.training.kinds import SCHEDULED, require_entries, require_same_settings
+from dynaquant_core.training.groups import (
+    ELEMENTWISE,
+    require_same_groups,
+    require_same_lengths,
+    require_shapes,
+)
+from dynaquant_core.training.kinds import SCHEDULED, kept_by_torch, require_entries, require_same_settings
 from dynaquant_core.training.subject import own_state
 
 __all__ = [
     "by_name",
     "by_number",
+    "load",
     "rates",
     "require_kind",
     "scheduled_as_now",
@@ -39,10 +46,12 @@ BY_PARAMETER = ("params", "param_names")
 def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     """The optimizer's ``state_dict`` with the name of each parameter in place of its number.
 
-    Parameters of no known name keep their number.  The tensors are the optimizer's own, not copies.
+    Parameters of no known name keep their number, and what an optimizer keeps under a text beside the states
+    of its parameters (a count) keeps that.  The tensors are the optimizer's own, not copies.
 
     Args:
-        optimizer: any; one whose ``state_dict`` does not number its parameters is given as it is.
+        optimizer: any; one whose ``state_dict`` does not number its parameters, or that keeps something under
+            the name of one, is given as it is.
         names: of the models' parameters (`parameter_names`).
 
     Example:
@@ -56,9 +65,11 @@ def by_name(optimizer: Optimizer, names: Names) -> dict[str, Any]:
     if not _is_numbered(state, optimizer):
         return state
     keys = _keys(optimizer, names)
+    if _beside_parameters(state) & set(keys):
+        return state
     return {
         **state,
-        "state": {keys[number]: value for number, value in state["state"].items()},
+        "state": {key if isinstance(key, str) else keys[key]: value for key, value in state["state"].items()},
         "param_groups": [
             {**group, "params": [keys[number] for number in group["params"]]}
             for group in state["param_groups"]
@@ -117,18 +128,66 @@ def by_number(stored: Any, optimizer: Optimizer, names: Names, where: str) -> An
         require_same_groups(saved, live, where)
     numbers = {key: number for number, key in enumerate(range(len(keys)) if by_place else keys)}
     parameters = _parameters(optimizer)
-    require_entries(stored["state"], optimizer, where)
+    beside = {key: stored["state"][key] for key in _beside_parameters(stored) - set(numbers)}
+    state = {key: value for key, value in stored["state"].items() if key not in beside}
+    require_entries(state, optimizer, where)
     shapes = {key: parameters[number].shape for key, number in numbers.items()}
-    require_shapes(stored["state"], shapes, optimizer, where, by_place=by_place)
+    require_shapes(state, shapes, optimizer, where, by_place=by_place)
     return {
         **stored,
-        "state": {
-            numbers[key]: _beside(parameters[numbers[key]], value) for key, value in stored["state"].items()
-        },
+        "state": {numbers[key]: _beside(parameters[numbers[key]], value) for key, value in state.items()}
+        | beside,
         "param_groups": [
             _with_parameters_of(own, group) for group, own in zip(stored["param_groups"], groups, strict=True)
         ],
     }
+
+
+def load(optimizer: Optimizer, state: Any) -> None:
+    """Has an optimizer load a state, every entry in the dtype that it was saved in.
+
+    Torch casts all but "step" to the parameter's own: moments in float32 beside weights in float16, of which
+    small ones underflow, and codes and masks.  A class that loads, or tells its state, in a way of its own is
+    left to it, and so are the moments of torch's classes, which are of the parameter's dtype.
+
+    Args:
+        optimizer: any.
+        state: what `by_number` gave; its tensors become the optimizer's own.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16))
+        >>> optimizer = torch.optim.Optimizer([weight], {})
+        >>> load(optimizer, {**optimizer.state_dict(), "state": {0: {"scale": torch.tensor(1e-9)}}})
+        >>> optimizer.state[weight]
+        {'scale': tensor(1.0000e-09)}
+    """
+    optimizer.load_state_dict(state)
+    kind = type(optimizer)
+    if any(getattr(kind, way) is not getattr(Optimizer, way) for way in ("state_dict", "load_state_dict")):
+        return
+    cast = ELEMENTWISE if kept_by_torch(optimizer) is not None else frozenset()
+    parameters = _parameters(optimizer)
+    for number, stored in state["state"].items():
+        if isinstance(number, str) or not isinstance(stored, Mapping):  # torch leaves what is no parameter's
+            continue
+        held = optimizer.state[parameters[number]]
+        for name in held:
+            if name in stored and name != "step" and name not in cast:
+                held[name] = _uncast(held[name], stored[name], parameters[number].dtype)
+
+
+def _uncast(loaded: Any, stored: Any, dtype: torch.dtype) -> Any:
+    """What was loaded, as it was stored where torch has cast it to the parameter's ``dtype``."""
+    if isinstance(stored, str):  # torch makes another text of it
+        return stored
+    if isinstance(stored, Tensor) and isinstance(loaded, Tensor):
+        return stored.to(loaded.device) if loaded.dtype == dtype != stored.dtype else loaded
+    if isinstance(stored, dict) and isinstance(loaded, dict):
+        return {name: _uncast(loaded[name], value, dtype) for name, value in stored.items()}
+    if isinstance(stored, (list, tuple)) and isinstance(loaded, (list, tuple)):
+        return type(stored)(_uncast(*pair, dtype) for pair in zip(loaded, stored, strict=True))
+    return loaded
 
 
 def scheduled_as_now(state: Any, optimizer: Optimizer) -> Any:
@@ -217,7 +276,13 @@ def _is_numbered(state: Any, optimizer: Optimizer) -> bool:
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
         return False
     numbers = [number for group in groups for number in group.get("params", ())]
-    return numbers == list(range(len(_parameters(optimizer)))) and set(state["state"]) <= set(numbers)
+    keys = set(state["state"]) - _beside_parameters(state)
+    return numbers == list(range(len(_parameters(optimizer)))) and keys <= set(numbers)
+
+
+def _beside_parameters(state: Mapping[str, Any]) -> set[str]:
+    """The texts among a state's keys: where parameters are numbered, what is kept beside their states."""
+    return {key for key in state["state"] if isinstance(key, str)}
 
 
 def _is_native(groups: list[list[Any]]) -> bool:

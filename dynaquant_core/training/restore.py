@@ -18,10 +18,11 @@ from dynaquant_core.training.capture import CLASSES, EXTRA_VERSIONS, model_state
 from dynaquant_core.training.classes import require_same_class
 from dynaquant_core.training.fit import misfits, own_ways, require_fit
 from dynaquant_core.training.forms import with_counters, with_functions, without_functions
-from dynaquant_core.training.kinds import require_same_scheduler
+from dynaquant_core.training.kinds import require_same_scheduler, way_round
 from dynaquant_core.training.names import parameter_names
 from dynaquant_core.training.optimizers import (
     by_number,
+    load,
     rates,
     require_kind,
     scheduled_as_now,
@@ -92,7 +93,10 @@ class _Step:
 
 def _load(step: _Step) -> None:
     try:
-        step.item.load_state_dict(step.state)
+        if isinstance(step.item, Optimizer):
+            load(step.item, step.state)
+        else:
+            step.item.load_state_dict(step.state)
     except Exception as error:
         refusal = StateMismatchError(
             f"{step.what} refused its stored state ({type(error).__name__}: {error}); the run is restored in "
@@ -310,14 +314,16 @@ def _parts(tree: Mapping[str, Any], part: str, objects: Mapping[str, Any]) -> di
     """The stored state of each object."""
     if part not in tree:
         raise StateMismatchError(
-            f"the checkpoint holds no {part} (it holds {', '.join(_held(tree))}); nothing was restored."
+            f"the checkpoint holds no {part} (it holds {', '.join(_held(tree))}): build what it holds, "
+            f"{way_round(part)}; nothing was restored."
         )
     if set(objects) == {""}:
         return {"": tree[part]}
     missing = [name for name in objects if not _holds(tree, part, name)]
     if missing:
         raise StateMismatchError(
-            f"the checkpoint holds no {part} named {', '.join(map(repr, missing))}; nothing was restored."
+            f"the checkpoint holds no {part} named {', '.join(map(repr, missing))}; give as many, under the "
+            f"same names, as when it was saved; nothing was restored."
         )
     return {name: tree[part][name] for name in objects}
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import dynaquant_core as dq
+from dynaquant_core.training.optimizers import by_name, by_number, load
 
 
 class Lists(torch.optim.Optimizer):
@@ -118,6 +119,28 @@ class LowRank(Written):
         return move if basis is None else basis.T @ move
 
 
+class Wide(Written):
+    """Moments in float32 beside weights of half the width, signs in bytes, and a word."""
+
+    def seen(self, gradient, basis):
+        return gradient.float()
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] |= {"signs": (parameter.grad > 0).byte(), "rule": "adam"}
+
+
+class Counted(Written):
+    """With a count of its own beside the parameters' states, as MADGRAD has it."""
+
+    @torch.no_grad()
+    def step(self):
+        super().step()
+        self.state["k"] = self.state.get("k", torch.tensor([0])) + 1
+
+
 class Mixed(torch.optim.AdamW):
     """Made from one of torch's: matrices have a momentum, vectors what that keeps."""
 
@@ -206,7 +229,7 @@ def test_second_moments_by_kind_in_a_file_stay_positive(tmp_path: Path, optimize
     assert ((found - square).abs() <= 0.096 * square + 1e-9).all()
 
 
-@pytest.mark.parametrize("kind", [Rows, LowRank, Mixed])
+@pytest.mark.parametrize("kind", [Rows, LowRank, Mixed, Counted])
 def test_a_run_with_moments_of_any_shape_goes_on_as_if_it_had_not_stopped(tmp_path: Path, kind) -> None:
     """It was saved for hours and refused by restore(): torch takes what the class itself has made."""
     exact = {"exact": ("*",), "moments": "exact"}
@@ -220,6 +243,50 @@ def test_a_run_with_moments_of_any_shape_goes_on_as_if_it_had_not_stopped(tmp_pa
     with dq.Checkpointer(tmp_path / "run", resumed, last, every=4, **exact) as checkpoints:
         assert checkpoints.restore() == 4
         losses(resumed, last, checkpoints, 4)
+    assert all(map(torch.equal, model.parameters(), resumed.parameters()))
+    assert last.state.get("k") == optimizer.state.get("k")
+
+
+def test_a_count_may_have_the_name_of_a_weight():
+    weight, again = (nn.Parameter(torch.ones(4, 4)) for _ in range(2))
+    optimizer, other = Counted([weight]), Counted([again])
+    weight.grad = torch.ones(4, 4)
+    optimizer.step()
+    load(other, by_number(by_name(optimizer, {weight: ("k",)}), other, {again: ("k",)}, "optimizer"))
+    assert other.state["k"] == optimizer.state["k"]
+    assert alike(optimizer.state[weight], other.state[again])
+
+
+def alike(left, right):
+    """Whether two parameters' states are the same, to the dtype and the last bit."""
+    assert {name: type(value) for name, value in left.items()} == {
+        name: type(value) for name, value in right.items()
+    }
+    return all(
+        value.dtype == right[name].dtype and torch.equal(value, right[name])
+        if isinstance(value, torch.Tensor)
+        else value == right[name]
+        for name, value in left.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Wide, torch.float16), (Wide, torch.bfloat16), (torch.optim.NAdam, torch.float64)]
+)
+def test_a_state_of_another_dtype_than_its_weights_comes_back_in_its_own(tmp_path: Path, kind, dtype) -> None:
+    """Torch casts all of it to the weights': in float16 small second moments are zeros."""
+    exact = {"exact": ("*",), "moments": "exact"}
+    model, optimizer = built(kind, dtype)
+    with dq.Checkpointer(tmp_path, model, optimizer, every=4, **exact) as checkpoints:
+        losses(model, optimizer, checkpoints, 4)
+    resumed, last = built(kind, dtype)
+    with dq.Checkpointer(tmp_path, resumed, last, **exact) as checkpoints:
+        assert checkpoints.restore() == 4
+        for parameter, same in zip(model.parameters(), resumed.parameters(), strict=True):
+            assert alike(optimizer.state[parameter], last.state[same])
+        after = losses(resumed, last, checkpoints, 4)
+    with dq.Checkpointer(tmp_path / "other", model, optimizer) as checkpoints:
+        assert after == losses(model, optimizer, checkpoints, 4)
     assert all(map(torch.equal, model.parameters(), resumed.parameters()))
 
 

@@ -278,8 +278,10 @@ def test_what_the_checkpoint_lacks_is_an_error_and_what_the_run_lacks_is_said(ca
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = lr_scheduler.StepLR(optimizer, 1)
     bare, full = stored(capture(Subject(model), 1)), stored(capture(Subject(model, optimizer, scheduler), 1))
-    with pytest.raises(StateMismatchError, match="holds no optimizer"):
+    with pytest.raises(StateMismatchError, match=r"no optimizer .* restore without an optimizer, and"):
         put_back(Subject(model, optimizer), bare)
+    with pytest.raises(StateMismatchError, match=r"no optimizer named 'a'; .* under the same names, as when"):
+        put_back(Subject(model, {"a": optimizer}), full)
     with pytest.raises(StateMismatchError, match="no extra"):
         put_back(Subject(model, extra={"data": scheduler}), full)
     with caplog.at_level(logging.WARNING):
