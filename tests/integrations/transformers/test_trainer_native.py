@@ -201,6 +201,8 @@ def test_a_models_folder_goes_into_a_store(tmp_path, monkeypatch, capsys, larges
     assert bits(stored) == {name: bits(model.state_dict()[name]) for name in stored}
     assert CheckpointStore("later").steps() == [7]
     capsys.readouterr()
+    assert main(["export", "first", "--to", "hf", "-o", "out"]) == 0
+    assert "warning: out holds weights only; copy" in capsys.readouterr().err
     assert main(["compress", "model", "-o", "out.dq"]) == 1
     assert "`dynaquant import FOLDER STORE --from hf`" in capsys.readouterr().err
 
