@@ -57,7 +57,7 @@ def save_file(
             or "none".
         exact: name patterns of tensors kept bit for bit.
         gradients: EMA of the gradient by parameter name, for sensitivity.
-        model: a module, or name -> module, for layer types.
+        model: a module, or name -> module: says which tensors are buffers, which stay exact, and layer types.
 
     Raises:
         ConfigError: arguments that exclude or lack one another, or are ill-typed or out of range.

@@ -104,7 +104,7 @@ def read_for(framework: str | None, native: Path, *, trust: bool) -> tuple[int, 
 
 
 def holdable(state: Any) -> tuple[Any, list[str]]:
-    """The state without what no store can hold, and what that is: place and class.
+    """The state without what no store can hold, and what that is: place and class, of tensors their kind too.
 
     A model or an optimizer that was pickled whole stands as its own ``state_dict``.  A state that is another
     such object as a whole is given back as it is, for the store to refuse.
@@ -124,7 +124,7 @@ def holdable(state: Any) -> tuple[Any, list[str]]:
             holder = holder[key]
         if isinstance(holder, dict):  # in a list None keeps the others' places
             del holder[place[-1]]
-    return tree, [f"{dotted(place)} ({class_name(value)})" for place, value in rest.objects.items()]
+    return tree, [f"{dotted(place)} ({described(value)})" for place, value in rest.objects.items()]
 
 
 def unfolded(node: Any) -> Any:
@@ -141,6 +141,14 @@ def has_state(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and not isinstance(value, type)
 
 
-def class_name(value: Any) -> str:
-    """A class with its module, as errors name it."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+def described(value: Any) -> str:
+    """A class with its module, as errors name it; of a tensor or an array also what it is made of.
+
+    Example:
+        >>> import torch
+        >>> described({1}), described(torch.eye(2).to_sparse())
+        ('builtins.set', 'torch.Tensor of torch.float32, torch.sparse_coo')
+    """
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    kinds = [str(getattr(value, kind)) for kind in ("dtype", "layout") if hasattr(value, kind)]
+    return f"{name} of {', '.join(kinds)}" if kinds else name

@@ -10,6 +10,10 @@ from typing import TextIO
 __all__ = ["complain", "on_terminal", "raise_volume", "say", "show_messages"]
 
 LOGGER = logging.getLogger("dynaquant_core")
+#: Of the plugins, whose exporters and importers commands call.
+PLUGINS = [
+    logging.getLogger(f"dynaquant_{name}") for name in ("accelerate", "composer", "lightning", "transformers")
+]
 
 
 class OneLine(logging.Formatter):
@@ -22,16 +26,18 @@ class OneLine(logging.Formatter):
 
 
 class ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever ``sys.stderr`` is now; there is at most one of these."""
+    """Writes to what ``sys.stderr`` was when the command began; a logger has at most one of these."""
 
 
 def show_messages(*, debug: bool) -> None:
-    """Sends the package's log to stderr: warnings and up, or everything with ``debug``."""
-    for handler in [old for old in LOGGER.handlers if isinstance(old, ToStderr)]:
-        LOGGER.removeHandler(handler)
+    """Sends the package's log and its plugins' to stderr: warnings and up, or everything with ``debug``."""
     handler = ToStderr(sys.stderr)
     handler.setFormatter(OneLine())
-    LOGGER.addHandler(handler)
+    for logger in (LOGGER, *PLUGINS):
+        for old in [old for old in logger.handlers if isinstance(old, ToStderr)]:
+            logger.removeHandler(old)
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG if debug else logging.NOTSET)
     LOGGER.setLevel(logging.DEBUG if debug else logging.WARNING)
 
 

@@ -6,6 +6,6 @@ Plugins stand on this package alone, so what it takes from the store's rooms for
 from __future__ import annotations
 
 from dynaquant_core.store.export import replace_natively, write_natively, write_tensors
-from dynaquant_core.store.native import read_torch
+from dynaquant_core.store.native import read_torch, whole_number
 
-__all__ = ["read_torch", "replace_natively", "write_natively", "write_tensors"]
+__all__ = ["read_torch", "replace_natively", "whole_number", "write_natively", "write_tensors"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dynaquant_core.config import require
 from dynaquant_core.state import Leaf, address_of, bare_name
 from dynaquant_core.state.memory import Address
 
@@ -146,10 +147,24 @@ def match_names(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
 
 
 def modules_of(model: Any | None) -> nn.Module | dict[str, nn.Module] | None:
-    """The modules of what was given as a model; None where none was."""
-    if isinstance(model, Mapping):
-        return {str(name): module for name, module in model.items() if isinstance(module, nn.Module)}
-    return model if isinstance(model, nn.Module) else None
+    """The modules of what was given as a model; None where none was.
+
+    Raises:
+        ConfigError: it is something else, which would tell nothing: buffers would be stored as weights are.
+
+    Example:
+        >>> import torch
+        >>> modules_of({"net": torch.nn.Linear(2, 2)})
+        {'net': Linear(in_features=2, out_features=2, bias=True)}
+    """
+    if model is None or isinstance(model, nn.Module):
+        return model
+    expected = "model must be a module, or a mapping of name to module"
+    require(isinstance(model, Mapping), f"{expected}, got {type(model).__name__}; give the model itself.")
+    for name, module in model.items():
+        told = f"{expected}, got {type(module).__name__} for {name!r}; give the model itself, not its state."
+        require(isinstance(module, nn.Module), told)
+    return {str(name): module for name, module in model.items()}
 
 
 def parameters_of(model: Any | None) -> dict[str, Tensor]:

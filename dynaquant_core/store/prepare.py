@@ -83,7 +83,7 @@ def prepare(
 
     Raises:
         UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
-        ConfigError: ``step``, ``config`` or ``gradients`` is not what it should be.
+        ConfigError: ``step``, ``config``, ``gradients`` or ``model`` is not what it should be.
     """
     step = whole_step(step)
     require(0 <= step < LIMIT, f"step must be a whole number from 0 to below 2**63, got {step!r}.")

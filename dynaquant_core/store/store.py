@@ -158,9 +158,11 @@ class CheckpointStore:
             config: one point of a method's search space; None: the method's careful default.  A `Config`
                 picks the method "dynaquant", a `LatticeConfig` the method "lattice".
             gradients: EMA of the gradient by parameter name, for sensitivity.
-            model: a module, or name -> module, for layer types; None: by tensor name.
+            model: a module, or name -> module: says which tensors are buffers, which stay exact, and layer
+                types; None: these go by tensor name, and nobody knows of buffers.
 
         Raises:
+            ConfigError: ``step``, ``config``, ``gradients`` or ``model`` is not what it should be.
             UnsupportedStateError: the tree holds an object that a checkpoint cannot hold.
             NotAStoreError: the folder held other files and no checkpoint when this object was made, and still
                 holds none; nothing was written.

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from dynaquant_core.errors import StateMismatchError, StorageError
-from dynaquant_core.plugins.native_files import read_torch, replace_natively
+from dynaquant_core.plugins.native_files import read_torch, replace_natively, whole_number
 from dynaquant_core.plugins.small_files import guarded
 from dynaquant_lightning.paths import local
 from dynaquant_lightning.tree import from_tree, is_half
@@ -79,6 +79,11 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
         checkpoint = read_torch(Path(text), "a checkpoint of Lightning", weights_only=weights_only)
     except OSError as error:
         raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= set(checkpoint):
-        raise StateMismatchError(f"{text!r} is no checkpoint of a Lightning Trainer: it has no 'state_dict'.")
-    return int(checkpoint["global_step"]), checkpoint
+    held = checkpoint if isinstance(checkpoint, dict) else {}
+    steps = whole_number(held.get("global_step"))
+    if steps is None or not isinstance(held.get("state_dict"), Mapping):
+        raise StateMismatchError(
+            f"{text!r} is no checkpoint of a Lightning Trainer: expected tensors by name under 'state_dict' "
+            "and steps under 'global_step'; take any other file of torch.save in without --from lightning."
+        )
+    return steps, held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,26 @@ def test_import_leaves_out_what_no_store_can_hold_and_names_it(shell: Shell, tmp
     torch.save(Unwelcome(), path)
     whole = shell("import", path, tmp_path / "other", "--trust")
     assert "Unwelcome" in whole.error()
+
+
+def test_import_says_why_a_tensor_is_left_out(shell: Shell, tmp_path: Path) -> None:
+    """That no store holds a torch.Tensor is no answer."""
+    records = np.zeros(2, dtype=[("step", "i4")])
+    odd = {"adjacency": torch.eye(3).to_sparse(), "codes": quantised(), "records": records}
+    torch.save({"w": torch.ones(3), **odd}, tmp_path / "odd.pt")
+    outcome = shell("import", tmp_path / "odd.pt", tmp_path / "store", "--trust", "--json")
+    assert outcome.json()["left_out"] == [
+        "adjacency (torch.Tensor of torch.float32, torch.sparse_coo)",
+        "codes (torch.Tensor of torch.qint8, torch.strided)",
+        "records (numpy.ndarray of [('step', '<i4')])",
+    ]
+
+
+def quantised() -> torch.Tensor:
+    """A tensor of torch's own eight bits; saying that they are on their way out is torch's habit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
 
 
 def test_import_takes_the_state_of_a_model_that_was_pickled_whole(shell: Shell, tmp_path: Path) -> None:

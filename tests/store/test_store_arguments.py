@@ -43,6 +43,22 @@ def test_complex_squares_of_a_real_weight_say_nothing_of_it(tmp_path: Path) -> N
     assert torch.allclose(CheckpointStore(tmp_path).load()["model"]["w"], weight, atol=0.5)
 
 
+@pytest.mark.parametrize("kind", ["state", "list", "class", "states"])
+def test_a_model_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
+    """It told nothing, so that buffers were rounded as weights are, without a word."""
+    model = torch.nn.BatchNorm1d(512)
+    state = model.state_dict()
+    given = {"state": state, "list": [model], "class": type(model), "states": {"net": state}}[kind]
+    store = CheckpointStore(tmp_path / "store")
+    for save in (
+        lambda: dq.save_file({"model": state}, tmp_path / "model.dq", model=given),
+        lambda: store.save(1, {"model": state}, model=given),
+    ):
+        with pytest.raises(dq.ConfigError, match=r"model must be a module.*give the model itself"):
+            save()
+    assert not [*tmp_path.rglob("*.dq")]
+
+
 @pytest.mark.parametrize("path", [None, 3, b"run", ["run"], "a\0b", "s3://run", Path("gs://b/run")])
 def test_what_is_no_path_is_refused_everywhere(tmp_path: Path, path: Any) -> None:
     filled(tmp_path)

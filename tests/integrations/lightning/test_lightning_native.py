@@ -121,6 +121,14 @@ def test_the_commands_take_a_run_in_and_let_it_out_again(tmp_path, whole):
         (None, StorageError, "No such file"),
         (b"no zip file", CorruptFileError, "expected a checkpoint of Lightning, found something else"),
         ({"weight": torch.ones(2)}, StateMismatchError, "no checkpoint of a Lightning Trainer"),
+        (
+            {"state_dict": {"w": torch.ones(2)}},
+            StateMismatchError,
+            "steps under 'global_step'.* without --from",
+        ),
+        ({"state_dict": None, "global_step": 1}, StateMismatchError, "tensors by name under 'state_dict'"),
+        ({"state_dict": {}, "global_step": None}, StateMismatchError, "steps under 'global_step'"),
+        ({"state_dict": {}, "global_step": 1.5}, StateMismatchError, "steps under 'global_step'"),
     ],
 )
 def test_what_cannot_be_imported_says_so_in_one_line(tmp_path, content, error, said):

@@ -1,12 +1,14 @@
 """Joining in mid-run and leaving: from and to the Trainer's own files."""
 
+import json
 import logging
 import shutil
 import warnings
+from argparse import Namespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 
 from dynaquant_core import Checkpointer, CheckpointStore
@@ -199,8 +201,70 @@ def test_a_models_folder_goes_into_a_store(tmp_path, monkeypatch, capsys, larges
     assert bits(stored) == {name: bits(model.state_dict()[name]) for name in stored}
     assert CheckpointStore("later").steps() == [7]
     capsys.readouterr()
+    assert main(["export", "first", "--to", "hf", "-o", "out"]) == 0
+    assert "warning: out holds weights only; copy" in capsys.readouterr().err
     assert main(["compress", "model", "-o", "out.dq"]) == 1
     assert "`dynaquant import FOLDER STORE --from hf`" in capsys.readouterr().err
+
+
+def in_parts(folder):
+    """Makes a model's folder in parts; which tensor lies in which."""
+    gpt().save_pretrained(folder, max_shard_size="40KB")
+    return json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+
+
+def test_a_model_in_parts_is_taken_whole_or_not_at_all(tmp_path):
+    """A part of another model, or of a download that was repeated: weights were lost without a word."""
+    places = in_parts(tmp_path)
+    first, *_, last = sorted(set(places.values()))
+    lost = [name for name, part in places.items() if part == last]
+    shutil.copy(tmp_path / first, tmp_path / last)
+    with pytest.raises(CorruptFileError, match=rf"{lost[0]}.*copy the folder again"):
+        importer(tmp_path)
+
+
+def test_of_two_parts_with_one_tensor_the_index_says_which(tmp_path):
+    first, *_, last = sorted(set(in_parts(tmp_path).values()))
+    own = load_file(tmp_path / first)
+    stale = {name: torch.zeros_like(value) for name, value in own.items()}
+    save_file(load_file(tmp_path / last) | stale, tmp_path / last)
+    _, tree = importer(tmp_path)
+    assert {name: bits(tree["model"][name]) for name in own} == bits(own)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        {"metadata": {}},
+        {"weight_map": {}},
+        {"weight_map": {"w": 3}},
+        {"weight_map": {"w": "../model.safetensors"}},
+        {"weight_map": {"w": "model.safetensors.index.json"}},
+    ],
+)
+def test_an_index_that_is_none_is_a_damaged_file(tmp_path, monkeypatch, capsys, said):
+    """It was called a bug, or a model without weights."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(said))
+    assert main(["import", ".", "store", "--from", "hf"]) == 1
+    error = capsys.readouterr().err
+    assert "model.safetensors.index.json" in error
+    assert "copy the folder again" in error
+    assert "bug" not in error
+
+
+def test_what_may_run_code_is_read_where_it_is_trusted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weights = torch.ones(3)
+    torch.save({"w": weights, "args": Namespace(lr=0.1)}, "pytorch_model.bin")
+    assert main(["import", ".", "store", "--from", "hf"]) == 1
+    error = capsys.readouterr().err
+    assert "argparse.Namespace" in error
+    assert "--trust" in error
+    assert main(["import", ".", "store", "--from", "hf", "--trust"]) == 0
+    assert "model.args (argparse.Namespace)" in capsys.readouterr().err
+    assert bits(CheckpointStore("store").load(0)) == bits({"model": {"w": weights}})
 
 
 def test_what_cannot_be_imported_or_exported(run, tmp_path):
@@ -217,8 +281,12 @@ def test_what_cannot_be_imported_or_exported(run, tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"nonsense")
     with pytest.raises(CorruptFileError, match=r"torch\.save"):
         importer(tmp_path)
-    torch.save({}, tmp_path / "pytorch_model.bin")
-    (tmp_path / "trainer_state.json").write_text("{}")
-    with pytest.raises(CorruptFileError, match="tells no global_step"):
+    torch.save([torch.ones(3)], tmp_path / "pytorch_model.bin")
+    with pytest.raises(CorruptFileError, match="expected tensors by name, found a list"):
         importer(tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    for told in ("{}", "[]", '{"global_step": true}'):
+        (tmp_path / "trainer_state.json").write_text(told)
+        with pytest.raises(CorruptFileError, match="tells no global_step"):
+            importer(tmp_path)
     assert MARKER not in names(tmp_path)
