@@ -259,4 +259,4 @@ def _board(step: int) -> Board:
     """That of the comparison begun last."""
     from dynaquant_core.plugins.board import Board  # not every torch is built for it
 
-    return Board(f"stand/{step}.{_begun()[step]}")
+    return Board(f"stand/{step}.{_begun()[step]}", deadline())

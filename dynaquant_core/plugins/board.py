@@ -17,6 +17,7 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from dynaquant_core.errors import EvaluationError
+from dynaquant_core.plugins.lives import life
 from dynaquant_core.plugins.of_group import OfGroup
 
 __all__ = ["Board"]
@@ -40,31 +41,23 @@ _heard = [0.0]
 _lying: OfGroup[dict[str, set[str]]] = OfGroup(dict)
 
 
-def _begin_life() -> int:
-    """Counts them in the store itself, which may outlive a group (a launcher's does), as notes do."""
-    store = distributed_c10d._get_default_store()
-    return int(store.add(f"dynaquant/lives/{distributed.get_rank()}", 1))
-
-
-#: How many groups have met through this one's store, it included: notes of one are nothing to the next.
-_life: OfGroup[int] = OfGroup(_begin_life)
-
-
 class Board:
     """The notes of one search.
 
     Args:
-        name: the same on all ranks, and never used before.
+        name: the same on all ranks, and never used before in this process group.
+        patience: seconds to wait for rank 0, where this rank has not heard of it yet.
+        why: the end of the error's sentence then, with what to do.
 
     Attributes:
         rank: of this process.
         ranks: how many there are.
 
     Raises:
-        EvaluationError: this process group has no store (MPI has none).
+        EvaluationError: this process group has no store (MPI has none), or rank 0 is silent.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, patience: float, why: str = SEARCH) -> None:
         self.rank = distributed.get_rank()
         self.ranks = distributed.get_world_size()
         store = distributed_c10d._get_default_store()
@@ -75,9 +68,12 @@ class Board:
             )
         self._name = name
         try:
-            self._store = distributed_c10d.PrefixStore(f"dynaquant/{_life()}/{name}", store)
+            found = life(patience)
         except RuntimeError as error:
             raise self._lost(error) from error
+        if found is None:
+            raise self._silent([0], patience, why)
+        self._store = distributed_c10d.PrefixStore(f"dynaquant/{found}/{name}", store)
 
     def post(self, note: str, data: Mapping[str, Any]) -> None:
         """Puts a note up, JSON-ready data, for any rank to read.
@@ -119,9 +115,7 @@ class Board:
         try:
             silent = self._await(notes, patience)
             if silent:
-                raise EvaluationError(
-                    f"{_listed(silent)} of {self.ranks} did not answer within {patience:g} s {why}."
-                )
+                raise self._silent(silent, patience, why)
             found = {rank: json.loads(self._text(note)) for rank, note in notes.items()}
         except RuntimeError as error:
             raise self._lost(error) from error
@@ -160,7 +154,7 @@ class Board:
         would keep every plan of every search.
         """
         for name in [name for name in _lying() if name != self._name]:
-            Board(name).take_down(_lying().pop(name))
+            Board(name, 0.0).take_down(_lying().pop(name))
 
     def _text(self, note: str) -> bytes:
         text: bytes = self._store.get(note)
@@ -172,6 +166,11 @@ class Board:
         """What a note consists of: itself, and its pieces if it lies there in some."""
         text = self._store.get(note) if self._store.check([note]) else b""
         return [note, *_pieces(note, _number(text))] if text.startswith(PIECES) else [note]
+
+    def _silent(self, ranks: list[int], patience: float, why: str) -> EvaluationError:
+        return EvaluationError(
+            f"{_listed(ranks)} of {self.ranks} did not answer within {patience:g} s {why}."
+        )
 
     def _lost(self, error: RuntimeError) -> EvaluationError:
         reason = str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__

@@ -94,7 +94,7 @@ class Meeting:
             raise problem
 
     def _lead(self, own: Arrival) -> Mapping[str, Any]:
-        before = Board(f"meet/{_way().last}")
+        before = self._board(_way().last)
         board = self._next(_way().last + 1)
         others = {number: f"{number}" for number in range(1, board.ranks)}
         patience = OWN_SHARE * deadline()
@@ -125,10 +125,10 @@ class Meeting:
 
     def _follow(self, own: Arrival) -> Mapping[str, Any]:
         number, past = _way().last + 1, None
-        while (board := Board(f"meet/{number}")).has(WORD):  # rank 0 was there without this one
+        while (board := self._board(number)).has(WORD):  # rank 0 was there without this one
             past, number = board.read(WORD, 0, deadline(), self._how), number + 1
         if past is not None and past["step"] >= own.step:
-            Board(f"meet/{number - 1}").post(f"{rank()}", asdict(own))  # it has come after all
+            self._board(number - 1).post(f"{rank()}", asdict(own))  # it has come after all
             _way().last = number - 1
             return past
         board = self._next(number)
@@ -154,7 +154,10 @@ class Meeting:
 
     def _next(self, number: int) -> Board:
         _way().last = number
-        return Board(f"meet/{number}")
+        return self._board(number)
+
+    def _board(self, number: int) -> Board:
+        return Board(f"meet/{number}", deadline(), self._how)
 
     @property
     def _how(self) -> str:

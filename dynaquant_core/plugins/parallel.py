@@ -66,7 +66,7 @@ def choose_together(chooser: Chooser, saving: _Save, deadline: float) -> Choice:
 
     def search(question: Question) -> Verdict:
         _begun()[saving.step] += 1
-        board = Board(f"{saving.step}.{_begun()[saving.step]}")
+        board = Board(f"{saving.step}.{_begun()[saving.step]}", deadline)
         if board.rank > 0:
             return follow(board, question, patience=deadline)
         terms = _learnt.setdefault(chooser, Terms())

@@ -207,7 +207,7 @@ def test_a_rank_that_dies_is_named(act: str, store: str, tmp_path: Path) -> None
 
 def test_a_store_that_fails_is_not_said_to_be_another_rank_s_end(tmp_path: Path) -> None:
     with a_group_of_one(tmp_path):
-        board, file = Board("a"), tmp_path / "rendezvous"
+        board, file = Board("a", 1.0), tmp_path / "rendezvous"
         file.rename(tmp_path / "kept")
         file.mkdir()
         with pytest.raises(
