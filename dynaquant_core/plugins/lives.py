@@ -90,15 +90,20 @@ def _lead() -> int:
 def _answer(store: Store, found: int, others: range, group: ref[Any], stop: Event) -> None:
     missing, pause = set(others), SHORTEST
     with suppress(RuntimeError):  # the job is gone, and nobody asks
-        while missing and not stop.wait(pause):
+        while missing and not stop.wait(pause) and _is_now(group):  # torch would log a store that is no more
             for rank in sorted(missing):
                 if store.check([_knows(found, rank)]):
                     missing.remove(rank)
                 elif store.check([_asks(rank)]):
-                    if distributed.group.WORLD is None or distributed.group.WORLD is not group():
+                    if not _is_now(group):
                         return  # who asks is in the next one
                     store.set(_answers(store.get(_asks(rank)).decode()), str(found))
             pause = min(1.5 * pause, LONGEST)
+
+
+def _is_now(group: ref[Any]) -> bool:
+    now = distributed.group.WORLD
+    return now is not None and now is group()
 
 
 def _end(thread: Thread, stop: Event) -> None:
