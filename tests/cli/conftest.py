@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.cli.words import Shell, filled_store
+from tests.cli.words import Shell, filled_store, training_state
 
 
 @pytest.fixture
@@ -25,3 +26,11 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(looked_at: Path, tmp_path: Path) -> Path:
     """A copy of it that a test may change."""
     return Path(shutil.copytree(looked_at, tmp_path / "store"))
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Path:
+    """A training's state as torch.save writes it."""
+    path = tmp_path / "native.pt"
+    torch.save(training_state(), path)
+    return path
