@@ -4,7 +4,7 @@
     python benchmarks/comparison.py runs/comparison_replay runs/comparison_train
 
 Of each folder that `dynaquant run` filled it writes ``docs/comparison/NAME.json``, results.json without loss
-curves and with numbers of six digits, and ``NAME.html``, its page with the plots of all runs together; and
+curves and with numbers of five digits, and ``NAME.html``, its page with the plots of all runs together; and
 prints the table, mean and spread over seeds, in Markdown.
 """
 
@@ -21,7 +21,7 @@ from dynaquant_core.experiments.report.page import page
 from dynaquant_core.experiments.results import Results
 
 #: Digits that a reader can use.
-DIGITS = 6
+DIGITS = 5
 
 #: Loss curves: the page shows them, and they are most of the bytes.
 CURVES = ("curves", "baseline_curve")
@@ -32,7 +32,7 @@ def slim(value: Any) -> Any:
 
     Example:
         >>> slim({"a": [0.123456789, 3]})
-        {'a': [0.123457, 3]}
+        {'a': [0.12346, 3]}
     """
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
@@ -59,13 +59,20 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
 def publish(folder: Path, output: Path) -> str:
     """Writes the two files of a finished run of the comparison; returns its table."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    runs = [{key: run[key] for key in run if key not in CURVES} for run in results["runs"]]
+    left_out = {*CURVES, *_of_all(results["runs"])}
+    runs = [{key: run[key] for key in run if key not in left_out} for run in results["runs"]]
     output.mkdir(parents=True, exist_ok=True)
     path = output / f"{folder.name.removeprefix('comparison_')}.json"
     text = json.dumps(slim({**results, "runs": runs}), separators=(",", ":"))
     path.write_text(text + "\n", encoding="utf-8")
     path.with_suffix(".html").write_text(_page(folder, results), encoding="utf-8")
     return f"{len(runs)} runs, {path} {path.stat().st_size // 1000} kB\n\n{markdown(comparison_rows(runs))}\n"
+
+
+def _of_all(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """``machines`` where one machine made all runs: the environment names it once."""
+    made_on = [run.get("machines") for run in runs]
+    return ["machines"] if all(one == made_on[0] for one in made_on) else []
 
 
 def _page(folder: Path, results: Mapping[str, Any]) -> str:
