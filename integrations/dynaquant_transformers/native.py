@@ -43,7 +43,6 @@ __all__ = [
     "is_ours",
     "is_state",
     "load_json",
-    "load_torch",
     "require_readable",
     "scheduler_state",
     "told",
@@ -190,7 +189,7 @@ def require_readable(folder: Path) -> None:
     scheduler_state(folder)
     with safe_globals():  # the Trainer's own: NumPy's stream is an array
         for path in sorted([*folder.glob(SCALER_NAME), *folder.glob(RANDOM)]):
-            load_torch(path)
+            _load_torch(path)
 
 
 def scheduler_state(folder: Path) -> dict[str, Any] | None:
@@ -200,10 +199,10 @@ def scheduler_state(folder: Path) -> dict[str, Any] | None:
         CorruptFileError, StorageError: the file cannot be read.
     """
     path = folder / SCHEDULER_NAME
-    return load_torch(path) if path.is_file() else None
+    return _load_torch(path) if path.is_file() else None
 
 
-def load_torch(path: Path) -> Any:
+def _load_torch(path: Path) -> Any:
     """What torch.save wrote; nothing in it is executed; raises CorruptFileError or StorageError."""
     try:
         with told("read", path):
