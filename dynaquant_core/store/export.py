@@ -43,8 +43,9 @@ NODES = (dict, list, tuple, Tensor, np.ndarray)
 def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
     """Writes a state with ``torch.save``, so that ``torch.load(path, weights_only=True)`` reads it.
 
-    NumPy arrays become tensors, NumPy scalars and time spans numbers (seconds), paths text; the log warns of
-    all that comes back as something else, of numbers as equal ones aside.  Tied tensors stay tied.
+    NumPy arrays become tensors, those of text or dates lists of text, NumPy scalars and time spans numbers
+    (seconds), dates and paths text; the log warns of all that comes back as something else, of numbers and
+    text as equal ones aside.  Tied tensors stay tied.
 
     Args:
         state: a tree as a store returns it.
@@ -61,8 +62,8 @@ def to_pt(state: Any, path: str | os.PathLike[str]) -> None:
     told = [dotted(place) for place in changed if place[:1] != ("rng",)]
     if told:
         logger.warning(
-            "%s: torch.load reads no NumPy arrays, time spans or paths unless it may run code, so what were "
-            "such are tensors, seconds and text: %s",
+            "%s: torch.load reads no NumPy arrays, time spans, dates or paths unless it may run code, so "
+            "what were such are tensors, lists of text, seconds and text: %s",
             path,
             brief(told),
         )
@@ -106,8 +107,8 @@ def to_safetensors(
 ) -> None:
     """Writes a state's tensors and arrays, by dotted name, as a safetensors file.
 
-    A tied tensor is written once, under its first name.  Everything that is no tensor is left out, of which
-    the log warns.
+    A tied tensor is written once, under its first name.  Everything that is no tensor is left out, and of
+    two that come to one dotted name the later gets another; the log warns of both.
 
     Args:
         state: a tree as a store returns it.
@@ -119,13 +120,17 @@ def to_safetensors(
         StorageError: the system refused; an existing file is as before.
     """
     leaves = flatten(state).leaves
-    tensors = {leaf.name: leaf.tensor.cpu().contiguous() for leaf in leaves if leaf.source != "data"}
+    held = [leaf for leaf in leaves if leaf.source != "data"]
+    tensors = {leaf.name: leaf.tensor.cpu().contiguous() for leaf in held}
     _separate(tensors)
 
     _replace(Path(path), lambda temporary: write_tensors(tensors, temporary, metadata))
     others = list(_beside(state, (), {leaf.path for leaf in leaves if leaf.source == "data"}))
     if others:
         logger.warning("%s: safetensors holds tensors alone; left out: %s", path, brief(others))
+    renamed = [leaf.name for leaf in held if leaf.name != dotted(leaf.path)]
+    if renamed:
+        logger.warning("%s: of tensors with one dotted name the later is called: %s", path, brief(renamed))
 
 
 def brief(names: Sequence[str]) -> str:

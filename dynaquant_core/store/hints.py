@@ -13,9 +13,9 @@ from dynaquant_core.methods.base import Hints
 from dynaquant_core.quantize.layers import layer_type, layer_types
 from dynaquant_core.state import Owned, address_of, copies_of
 from dynaquant_core.store.fisher import Fisher
-from dynaquant_core.store.models import match_names, modules_of, shapes_of
+from dynaquant_core.store.models import match_names, modules_of, parameters_of, shapes_of
 
-__all__ = ["hints_for"]
+__all__ = ["hints_for", "idle_hints"]
 
 
 def hints_for(
@@ -48,6 +48,36 @@ def hints_for(
         moments=_moments(tensors, owned or {}),
         models=_count(model, [tensors[name] for name in owned or {} if name in tensors]),
     )
+
+
+def idle_hints(
+    tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None, model: Any | None
+) -> list[str]:
+    """A sentence for each of ``gradients`` and ``model`` that says nothing of any tensor of a state.
+
+    Args:
+        tensors: of the state, by name; without any nothing is said.
+        gradients: as `hints_for` takes them.
+        model: a module, or name -> module, or None.
+
+    Example:
+        >>> import torch
+        >>> idle_hints({"fc.weight": torch.zeros(2, 2)}, {"head.weight": torch.zeros(2, 2)}, None)
+        ["gradients: no tensor of the state has the name and shape of one of them ('head.weight'), \
+so nothing is made of them."]
+    """
+    lines = []
+    for told, given in (("gradients", dict(gradients or {})), ("model", parameters_of(model))):
+        places = {address_of(tensor) for tensor in given.values()} - {None}
+        fits = match_names(tensors, {name: tuple(value.shape) for name, value in given.items()}) or any(
+            address_of(tensor) in places for tensor in tensors.values()
+        )
+        if given and tensors and not fits:
+            lines.append(
+                f"{told}: no tensor of the state has the name and shape of one of them "
+                f"({next(iter(given))!r}), so nothing is made of them."
+            )
+    return lines
 
 
 def _checked(gradients: Mapping[str, Tensor] | None) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ def begin_file(
     if settings.named:
         require_own_config(config, settings.weights)
     prepared = prepare(settings, 0, state, gradients=gradients, model=model, config=config)
-    Remarks().on(prepared, settings)
+    Remarks().on(prepared, settings, gradients, model)
 
     def write(sealed: Sealed) -> CheckpointInfo:
         require_space(path.parent, sealed.most, sealed.estimate)

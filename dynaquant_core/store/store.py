@@ -195,7 +195,7 @@ class CheckpointStore:
         settings = self._settings.after(self._session.written)
         prepared = prepare(settings, step, state, gradients=gradients, model=model, config=config)
         base = self._session.prepare(prepared.division)
-        self._remarks.on(prepared, self._settings)
+        self._remarks.on(prepared, self._settings, gradients, model)
         return prepared.saving(base, self._session.commit, self._session.last)
 
     def require_own_run(self) -> None:

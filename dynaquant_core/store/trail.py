@@ -134,7 +134,7 @@ class Trail:
             optimizers=optimizers,
             homes=self._homes,
         )
-        self._remarks.on(prepared, settings)
+        self._remarks.on(prepared, settings, gradients, model)
         last = self._base
         return prepared.saving(self._base_for(prepared.division, like), None, last)
 

@@ -34,6 +34,27 @@ def test_gradients_that_have_no_numbers_to_look_at_are_refused(
         store.save(1, {"w": torch.ones(2, 2)}, gradients={"w": gradient})
 
 
+def test_what_fits_no_tensor_of_the_state_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer, other = torch.nn.Linear(64, 64), torch.nn.Linear(3, 2)
+    gradients = {name: torch.ones_like(value) for name, value in other.named_parameters()}
+    with CheckpointStore(tmp_path) as store:
+        for step in range(2):
+            store.save(step, layer.state_dict(), gradients=gradients, model=other)
+    said = [line.getMessage() for line in caplog.records if "nothing is made of them" in line.getMessage()]
+    assert [line.partition(":")[0] for line in said] == ["gradients", "model"]
+
+
+def test_a_model_under_other_names_is_known_by_its_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer = torch.nn.Linear(64, 64)
+    state = {"renamed": layer.weight.detach(), "too": layer.bias.detach()}
+    CheckpointStore(tmp_path).save(0, state, model=layer)
+    assert "nothing is made" not in caplog.text
+
+
 def test_complex_squares_of_a_real_weight_say_nothing_of_it(tmp_path: Path) -> None:
     """Warnings are errors in the tests."""
     weight = torch.linspace(-1, 1, 4096).reshape(64, 64)
