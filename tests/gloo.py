@@ -43,6 +43,17 @@ def leave() -> None:
     distributed.destroy_process_group()
 
 
+def environments(ranks: int) -> list[dict[str, str]]:
+    """What a launcher puts into each rank's environment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    shared |= {"NODE_RANK": 0, "OMP_NUM_THREADS": 1}
+    each = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
+    return [{name: str(value) for name, value in one.items()} for one in each]
+
+
 def play(module: str, folder: Path, ranks: int, *acts: str, store: str = "file") -> Found:
     """Runs ``python -m MODULE STORE RANK RANKS OUT ACT...`` for every rank; what they recorded.
 

@@ -78,3 +78,30 @@ def survive(
     code, said = live(0.0)
     assert (code, int(said["start"])) == (0, before)
     return said["digest"]
+
+
+def survive_together(
+    start: Callable[[], list[Any]], committed: Callable[[], int], kills: int, seed: int, longest: float
+) -> str:
+    """The same of jobs of several ranks, of which one dies before the others, or with them.
+
+    Args:
+        start: starts the lives of one job's ranks.
+        committed, kills, seed, longest: as of `survive`.
+    """
+    moments = random.Random(seed)
+    for _ in range(kills):
+        before, ranks = committed(), start()
+        assert ranks[0].stdout.readline() == f"start {before}\n"
+        time.sleep(moments.uniform(0.05, longest))
+        moments.choice(ranks).kill()
+        time.sleep(moments.choice([0, 0.5]))
+        for rank in ranks:
+            rank.kill()
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+        if said[0]:  # it had come to its end
+            return dict(line.split() for line in said[0].splitlines())["digest"]
+    before = committed()
+    ended = [outcome(rank) for rank in start()]
+    assert [(code, int(said["start"])) for code, said in ended] == [(0, before)] * len(ended)
+    return ended[0][1]["digest"]

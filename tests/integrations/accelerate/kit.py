@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[3]
 #: Nothing is rounded: a resumed run is the uninterrupted one.
 EXACT = {"exact": "*", "moments": "exact"}
 
+#: Of ranks on a machine that may have a GPU.
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
+
 #: Batches of an epoch; a run resumes at the start of one, where Accelerate itself is bit-identical.
 EPOCH = 4
 

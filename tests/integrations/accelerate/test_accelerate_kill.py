@@ -1,26 +1,38 @@
 """SIGKILL at random moments of training and saving: every life goes on from the last committed save."""
 
+from functools import partial
+
 import pytest
 
 from dynaquant_accelerate import newest
 from dynaquant_core.plugins import describe
-from tests.integrations.accelerate.kit import EPOCH, EXACT, build, everything, python, train
-from tests.integrations.killing import digest_of, outcome, survive
+from tests.gloo import environments
+from tests.integrations.accelerate.kit import EPOCH, EXACT, ON_CPU, build, everything, python, train
+from tests.integrations.killing import digest_of, outcome, survive, survive_together
 
 STEPS = 12 * EPOCH
+
+
+LIFE = ("-m", "tests.integrations.accelerate.life")
+
+
+def committed_in(folder):
+    found = newest(folder / "checkpoints")
+    return 0 if found is None else describe(found).step
 
 
 def survived(folder, kills, seed):
     """The digest of a run that was killed so often."""
 
     def live(delay):
-        return outcome(python("-m", "tests.integrations.accelerate.life", folder, STEPS, delay))
+        return outcome(python(*LIFE, folder, STEPS, delay))
 
-    def committed():
-        found = newest(folder / "checkpoints")
-        return 0 if found is None else describe(found).step
+    return survive(live, partial(committed_in, folder), kills, seed, longest=0.9)
 
-    return survive(live, committed, kills, seed, longest=0.9)
+
+def ranks(folder):
+    """The lives of two ranks, which nothing ends before their time."""
+    return [python(*LIFE, folder, STEPS, 0, env=environment | ON_CPU) for environment in environments(2)]
 
 
 def test_three_kills_and_the_run_ends_bit_identical(tmp_path):
@@ -33,3 +45,12 @@ def test_three_kills_and_the_run_ends_bit_identical(tmp_path):
 def test_twenty_kills(tmp_path, seed):
     whole = train(build(tmp_path / "whole", options=EXACT), STEPS)
     assert survived(tmp_path / "killed", 5, seed) == digest_of(everything(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_are_killed_one_before_the_other(tmp_path, seed):
+    (_, whole), _ = map(outcome, ranks(tmp_path / "whole"))
+    folder = tmp_path / "killed"
+    digest = survive_together(partial(ranks, folder), partial(committed_in, folder), 5, seed, longest=2.0)
+    assert digest == whole["digest"]

@@ -1,32 +1,22 @@
 """Two processes of gloo: one search together, one writer, and both go on from what it wrote."""
 
 import json
-import socket
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from dynaquant_core.plugins import describe, is_checkpoint, read_tree
-from tests.integrations.accelerate.kit import EPOCH, names, python
+from tests.gloo import environments
+from tests.integrations.accelerate.kit import EPOCH, ON_CPU, names, python
 from tests.integrations.pages import shown
 
 
 def together(*words, ranks=2, module="apart"):
     """Runs the ranks of one job; what each said."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    shared |= {"ACCELERATE_USE_CPU": "true", "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     jobs = [
-        python(
-            "-m",
-            f"tests.integrations.accelerate.{module}",
-            *words,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(ranks)
+        python("-m", f"tests.integrations.accelerate.{module}", *words, env=environment | ON_CPU)
+        for environment in environments(ranks)
     ]
     try:
         ended = [job.communicate(timeout=150) for job in jobs]

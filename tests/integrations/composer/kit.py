@@ -88,9 +88,10 @@ def fit(*callbacks, **options):
 def everything(run):
     """What a run is: weights, buffers, optimizer, schedulers, algorithms, and every random stream."""
     state = run.state
+    trained = isinstance(state.model, nn.parallel.DistributedDataParallel)
     return bits(
         {
-            "model": state.model.state_dict(),
+            "model": (state.model.module if trained else state.model).state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
             "batch": int(state.timestamp.batch),

@@ -1,28 +1,18 @@
 """Two processes of gloo: one search together, one writer, and both go on from what it wrote."""
 
 import json
-import socket
 
 from dynaquant_composer.pointer import folder_of
 from dynaquant_core.plugins import read_tree
+from tests.gloo import environments
 from tests.integrations.composer.kit import names, program
 
 
 def together(*words, module="apart", ranks=2):
     """Runs the ranks of one job; the last line of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    shared |= {"NODE_RANK": 0, "OMP_NUM_THREADS": 1}
     jobs = [
-        program(
-            "-m",
-            f"tests.integrations.composer.{module}",
-            *words,
-            env={name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()},
-        )
-        for rank in range(ranks)
+        program("-m", f"tests.integrations.composer.{module}", *words, env=environment)
+        for environment in environments(ranks)
     ]
     ended = [job.communicate(timeout=200) for job in jobs]
     assert [job.returncode for job in jobs] == [0] * ranks, [errors[-3000:] for _, errors in ended]

@@ -1,12 +1,12 @@
 """Two processes of gloo: one search together, one writer, and both go on from what it wrote."""
 
 import json
-import socket
 
 import pytest
 import transformers
 
 from dynaquant_core.plugins import describe
+from tests.gloo import environments
 from tests.integrations.pages import shown
 from tests.integrations.transformers.kit import checkpoints, names, program, trainer
 
@@ -20,18 +20,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def said(folder):
     """What each of two ranks said."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     jobs = [
-        program(
-            "-m",
-            "tests.integrations.transformers.ranks",
-            folder,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
+        program("-m", "tests.integrations.transformers.ranks", folder, env=environment)
+        for environment in environments(2)
     ]
     try:
         ended = [job.communicate(timeout=300) for job in jobs]
