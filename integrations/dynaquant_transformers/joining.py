@@ -20,8 +20,7 @@ from dynaquant_transformers.native import (
     load_json,
     told,
 )
-from dynaquant_transformers.session import OPTIMIZER
-from dynaquant_transformers.weights import ADAPTERS, MODEL
+from dynaquant_transformers.weights import ADAPTERS, MODEL, OPTIMIZER
 
 __all__ = ["importer"]
 

@@ -17,9 +17,8 @@ from dynaquant_core.plugins.marker import Marker
 from dynaquant_core.plugins.native_files import write_natively, write_tensors
 from dynaquant_core.plugins.new_folder import copy_files, new_folder
 from dynaquant_transformers.native import DEFAULT, is_ours, is_state
-from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.support import FRAMEWORK
-from dynaquant_transformers.weights import ADAPTERS, MODEL
+from dynaquant_transformers.weights import ADAPTERS, MODEL, OPTIMIZER
 
 __all__ = ["export"]
 

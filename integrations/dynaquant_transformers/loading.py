@@ -19,9 +19,8 @@ from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.plugins import describe, read_tree
 from dynaquant_transformers.callback import session_of
 from dynaquant_transformers.native import is_ours, scheduler_state
-from dynaquant_transformers.session import OPTIMIZER
 from dynaquant_transformers.support import require_own
-from dynaquant_transformers.weights import part_of, put_weights
+from dynaquant_transformers.weights import OPTIMIZER, part_of, put_weights
 
 __all__ = ["load_best_model", "load_from_checkpoint", "load_optimizer_and_scheduler"]
 

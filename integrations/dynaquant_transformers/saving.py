@@ -29,16 +29,16 @@ Method = Callable[..., Any]
 def save_checkpoint(trainer: Trainer, native: Method, model: Any, trial: Any) -> None:
     """``_save_checkpoint``, the Trainer's own: when it returns to a subclass, the checkpoint is made."""
     session = session_of(trainer)
-    if session is None or not session.is_saving:
+    if session is None or not session.making.is_saving:
         native(model, trial)
     else:
-        session.write(partial(native, model, trial))
+        session.making.write(partial(native, model, trial))
 
 
 def save_files(trainer: Trainer, native: Method, output_dir: Any = None, state_dict: Any = None) -> None:
     """``_save``: configuration, tokenizer and arguments; in a checkpoint without weights."""
     session = session_of(trainer)
-    if session is None or not session.is_making(output_dir):
+    if session is None or not session.making.is_making(output_dir):
         native(output_dir, state_dict)
         return
     leaves_none = without_weights(Path(output_dir), adapters_of(trainer.model))
@@ -49,7 +49,7 @@ def save_files(trainer: Trainer, native: Method, output_dir: Any = None, state_d
 def save_optimizer_and_scheduler(trainer: Trainer, native: Method, output_dir: Any) -> None:
     """``_save_optimizer_and_scheduler``: in a checkpoint the scheduler only."""
     session = session_of(trainer)
-    if session is None or not session.is_making(output_dir):
+    if session is None or not session.making.is_making(output_dir):
         native(output_dir)
     elif trainer.args.should_save:
         with warnings.catch_warnings():

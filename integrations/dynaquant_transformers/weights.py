@@ -14,10 +14,20 @@ from torch import Tensor, nn
 from dynaquant_core.errors import StateMismatchError
 from dynaquant_core.plugins import spare_unwritable
 
-__all__ = ["ADAPTERS", "MODEL", "adapters_of", "are_live", "hollow", "part_of", "put_weights", "weights_of"]
+__all__ = [
+    "ADAPTERS",
+    "MODEL",
+    "OPTIMIZER",
+    "adapters_of",
+    "are_live",
+    "hollow",
+    "part_of",
+    "put_weights",
+    "weights_of",
+]
 
 #: Keys of a checkpoint's tree: the whole model, or name -> weights of each adapter.
-MODEL, ADAPTERS = "model", "adapters"
+MODEL, ADAPTERS, OPTIMIZER = "model", "adapters", "optimizer"
 
 #: What `torch.compile` puts into the names of a module's tensors.
 COMPILED = "_orig_mod."
