@@ -1,9 +1,9 @@
 """Writes the figures that `dynaquant plan` shows, from results.json files of experiments with restores.
 
 Rows of other settings that the file holds already stay; those of the same setting are replaced, but for such
-of more seeds.
+of more seeds.  With ``--any-device`` a row takes the place of one that was measured on another device.
 
-    python benchmarks/plan_table.py docs/comparison/train.json docs/comparison/replay.json \
+    python benchmarks/plan_table.py docs/comparison/train.json docs/comparison/replay.json --any-device \
         --methods lattice dynaquant "dynaquant profile=paper" --moments 8bit
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ SETTING = ("model", "parameters", "data", "device", "method", "moments", "thresh
 DIGITS = 5
 
 
-def setting(row: Price) -> tuple[Any, ...]:
+def setting(row: Price, *, any_device: bool) -> tuple[Any, ...]:
     """What was measured, in the digits that the file keeps."""
-    return tuple(rounded(getattr(row, name)) for name in SETTING)
+    return tuple(rounded(getattr(row, name)) for name in SETTING if not (any_device and name == "device"))
 
 
 def rounded(value: Any) -> Any:
@@ -46,19 +47,21 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED)
     parser.add_argument("--methods", nargs="+", help="as results name them; all others are left out")
     parser.add_argument("--moments", nargs="+", help="the same of moments")
+    parser.add_argument("--any-device", action="store_true", help="replace rows of other devices too")
     parser.add_argument("--fresh", action="store_true", help="drop what the file holds already")
     arguments = parser.parse_args()
     kept = [] if arguments.fresh or not arguments.output.exists() else read_figures(arguments.output)
-    rows = {setting(row): row for row in kept}
+    place = partial(setting, any_device=arguments.any_device)
+    rows = {place(row): row for row in kept}
     for path in arguments.results:
         for row in read_prices(path):
             wanted = all(
                 chosen is None or value in chosen
                 for chosen, value in ((arguments.methods, row.method), (arguments.moments, row.moments))
             )
-            before = rows.get(setting(row))
+            before = rows.get(place(row))
             if wanted and not row.unplanned and (before is None or len(before.seeds) <= len(row.seeds)):
-                rows[setting(row)] = row
+                rows[place(row)] = row
     lines = ",\n  ".join(json.dumps(rounded(asdict(row))) for row in rows.values())
     arguments.output.write_text(f'{{"format": 1, "rows": [\n  {lines}\n]}}\n', encoding="utf-8")
     print(f"{arguments.output}: {len(rows)} settings")

@@ -84,8 +84,9 @@ def show_options(wish: Wish, found: Sequence[Option]) -> None:
     places: dict[str, list[Option]] = {}
     for option in found:
         places.setdefault(place(option.measured), []).append(option)
-    for title, options in places.items():
-        print_table(title, COLUMNS, [row(option) for option in options])
+    for where, options in places.items():
+        devices = ", ".join(sorted({option.measured.device for option in options}))
+        print_table(f"measured on {where}, {devices}", COLUMNS, [row(option) for option in options])
         floors = [option.measured.floor for option in options if option.measured.floor is not None]
         write_line(chance(max(floors, default=None)))
     if any(option.far for option in found):
@@ -112,8 +113,8 @@ def chance(floor: float | None) -> str:
 
 
 def place(entry: Price) -> str:
-    """What the figures were measured on."""
-    return f"measured on {entry.model} ({entry.parameters:,} parameters, {entry.data}), {entry.device}"
+    """What the figures were measured on, whichever device it was."""
+    return f"{entry.model} ({entry.parameters:,} parameters, {entry.data})"
 
 
 def row(option: Option) -> tuple[str, ...]:

@@ -126,6 +126,8 @@ FIGURES = TypeAdapter(list[Price])
 def nearest_options(wish: Wish, figures: Sequence[Price]) -> list[Option]:
     """For each model, method and threshold the nearest setting that was measured, and what it means here.
 
+    On whichever device it was: they differ in how they round, and seeds differ by more.
+
     Raises:
         ExperimentError: there are no figures.
     """
@@ -133,7 +135,7 @@ def nearest_options(wish: Wish, figures: Sequence[Price]) -> list[Option]:
         raise ExperimentError("there are no figures to plan with; give a results.json with --results.")
     nearest: dict[tuple[Any, ...], Price] = {}
     for entry in figures:
-        where = (entry.model, entry.parameters, entry.data, entry.device)
+        where = (entry.model, entry.parameters, entry.data)
         key = (*where, entry.method, entry.moments, entry.threshold if wish.threshold is None else None)
         known = nearest.get(key)
         if known is None or _distance(wish, entry) < _distance(wish, known):
@@ -143,13 +145,13 @@ def nearest_options(wish: Wish, figures: Sequence[Price]) -> list[Option]:
     return [_option(wish, entry) for entry in found]
 
 
-def _distance(wish: Wish, entry: Price) -> tuple[float, float, int]:
-    """Threshold first, then interval and restores together, as factors; then restores that were planned."""
+def _distance(wish: Wish, entry: Price) -> tuple[float, float, int, int]:
+    """Threshold, then interval and restores as factors; then restores that were planned, and more seeds."""
     threshold = 0.0
     if wish.threshold is not None:  # a run that was allowed nothing is no neighbour of one that was
         near = entry.threshold > 0
         threshold = abs(math.log(entry.threshold / wish.threshold)) if near else math.inf
-    return threshold, sum(_factors(wish, entry)), entry.unplanned
+    return threshold, sum(_factors(wish, entry)), entry.unplanned, -len(entry.seeds)
 
 
 def _option(wish: Wish, entry: Price) -> Option:

@@ -223,7 +223,21 @@ def test_no_two_rows_of_a_plan_look_alike_and_no_model_has_two_tables(capsys: An
     assert len(set(rows)) == len(rows)
     show_options(Wish(3, 0.1, 0.01), found)
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("measured on")]
-    assert len(set(titles)) == len(titles) >= 4
+    assert len({title.partition("), ")[0] for title in titles}) == len(titles) >= 4
+
+
+def test_what_two_devices_measured_is_one_table_of_more_seeds(capsys: Any) -> None:
+    (one,) = prices(results(run(0, 1)))
+    several = replace(one, device="another", seeds=[0, 1])
+    other = replace(one, device="a third", method="qd")
+    for figures in ([one, several, other], [other, several, one]):
+        found = nearest_options(Wish(1, 0.1), figures)
+        assert [(option.measured.method, option.measured.device) for option in found] == [
+            (entry.method, entry.device) for entry in figures if entry is not one
+        ]
+        show_options(Wish(1, 0.1), found)
+        (title,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("measured on")]
+        assert title.endswith("a third, another")
 
 
 def test_what_was_measured_far_from_a_plan_is_marked() -> None:
