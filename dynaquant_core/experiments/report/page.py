@@ -89,7 +89,9 @@ def _comparison(runs: Sequence[Run], plots: Mapping[str, bytes]) -> list[str]:
         "Mean and, where there are several seeds, standard deviation.  Read ratios with stale beside them: a "
         "small checkpoint that loses the progress since the last one is not a good checkpoint."
     )
+    marks = "Hollow marks: thresholds above 1%; crossed ones: a checkpoint did not keep its threshold."
     parts = ["<h2>Comparison</h2>", f"<p>{words}</p>", _table(comparison_rows(runs))]
+    parts += [f"<p>{marks}</p>"] if "tradeoff" in plots else []
     parts += [_image(TITLES[name], plots[name]) for name in ("tradeoff", "history") if name in plots]
     published = published_rows(runs)
     return [*parts, f"<p>{SOURCE}</p>", _table(published)] if published else parts
@@ -117,7 +119,7 @@ def _price(results: Results, plots: Mapping[str, bytes]) -> list[str]:
     words = (
         "A restore loses movement of the training that its checkpoint does not hold: stale, a share.  "
         f"{law if law_holds(runs) else ''}Band: what uninterrupted runs of other seeds differ by.  Hollow "
-        "marks: thresholds above 1%."
+        "marks: thresholds above 1%; larger ones: more restores."
     )
     parts = ["<h2>The price of a restore</h2>", f"<p>{words}</p>"]
     parts += [_image(TITLES[name], plots[name]) for name in ("price", "recovery") if name in plots]
