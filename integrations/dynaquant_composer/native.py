@@ -13,7 +13,7 @@ from torch.torch_version import TorchVersion
 from dynaquant_composer.pointer import folder_of, is_pointer
 from dynaquant_core.errors import StateMismatchError, StorageError, UnsafePathError
 from dynaquant_core.plugins import is_checkpoint
-from dynaquant_core.plugins.native_files import read_torch, replace_natively
+from dynaquant_core.plugins.native_files import read_torch, replace_natively, whole_number
 
 __all__ = ["export", "importer"]
 
@@ -71,11 +71,26 @@ def importer(path: str | os.PathLike[str], *, weights_only: bool = True) -> tupl
         raise StorageError(f"{text!r} cannot be read: {error.strerror or error}.") from error
     if not _is_composers(tree):
         raise StateMismatchError(f"{text!r} is no checkpoint of a Composer Trainer: it has no 'state'.")
-    metadata = tree["state"].get("metadata", {})
-    if "torch_version" in metadata:
+    metadata = tree["state"].get("metadata")
+    if isinstance(metadata, dict) and "torch_version" in metadata:
         metadata["torch_version"] = str(metadata["torch_version"])  # a class of torch's own, for a text
-    timestamp = tree["state"].get("timestamp", {}).get("Timestamp", {})
-    return int(timestamp.get("batch", 0)), tree
+    return _batches(tree["state"], text), tree
+
+
+def _batches(state: Mapping[str, Any], text: str) -> int:
+    """Completed ones; 0 where nothing is said of time, as beside weights alone."""
+    held: Any = state
+    for key in ("timestamp", "Timestamp", "batch"):
+        if held is state and key not in held:
+            return 0
+        held = held.get(key) if isinstance(held, Mapping) else None
+    batches = whole_number(held)
+    if batches is None:
+        raise StateMismatchError(
+            f"{text!r} is no checkpoint of a Composer Trainer: expected a whole number of batches in the "
+            f"timestamp of its 'state', got {held!r:.80}; take it in without --from composer."
+        )
+    return batches
 
 
 def _harmless() -> list[Any]:

@@ -81,6 +81,16 @@ def test_what_is_no_checkpoint_of_composer(tmp_path):
         export({"state": {"model": {}}}, tmp_path / "nowhere" / "new.pt")
 
 
+@pytest.mark.parametrize("timestamp", [None, 3, {}, {"Timestamp": []}, {"Timestamp": {"batch": "three"}}])
+def test_a_file_that_does_not_tell_its_step_is_refused(tmp_path, timestamp):
+    state = {"model": {"w": torch.ones(2)}, "metadata": None}
+    torch.save({"state": state}, tmp_path / "weights.pt")
+    assert importer(tmp_path / "weights.pt")[0] == 0
+    torch.save({"state": state | {"timestamp": timestamp}}, tmp_path / "odd.pt")
+    with pytest.raises(StateMismatchError, match="a whole number of batches"):
+        importer(tmp_path / "odd.pt")
+
+
 def test_an_export_replaces_a_file_whole_or_not_at_all(tmp_path):
     tree = {"state": {"model": {"weight": torch.ones(8192)}}}
     older = tmp_path / "native.pt"
