@@ -29,6 +29,14 @@ __all__ = ["Event", "append", "checkpoints", "find", "read", "read_whole"]
 
 Event = Mapping[str, Any]
 
+#: Where in a training an event was, by its field.
+WHERE = {
+    **dict.fromkeys(
+        ("loss", "reference", "checkpoint", "probe", "killed", "swapped", "saved", "final"), "step"
+    ),
+    "start": "restored",
+}
+
 
 def append(path: Path, event: str, **fields: Any) -> None:
     """Adds one line with one write: bytes handed to the system stay when the process dies.
@@ -103,4 +111,7 @@ def _parsed(line: bytes) -> Event | None:
         event = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    where = WHERE.get(event["event"])
+    return event if where is None or type(event.get(where)) is int else None

@@ -33,3 +33,16 @@ def test_a_line_of_other_bytes_is_left_out(tmp_path: Path) -> None:
     events.append(path, "final", step=20)
     assert [event["event"] for event in events.read(path)] == ["start", "final"]
     assert events.read_whole(path) == []
+
+
+def test_a_line_that_does_not_say_where_it_was_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.append(path, "start", restored=0)
+    for event, told in (("start", {}), ("loss", {"step": "3"}), ("checkpoint", {"stored_bytes": 3})):
+        events.append(path, event, **told)
+    events.append(path, "bins", method="qd")  # of no step
+    with path.open("a") as file:
+        file.write('{"event": 3}\n{"event": ["loss"]}\n')
+    events.append(path, "final", step=20)
+    assert [event["event"] for event in events.read(path)] == ["start", "bins", "final"]
+    assert events.read_whole(path) == []
