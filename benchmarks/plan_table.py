@@ -1,9 +1,9 @@
 """Writes the figures that `dynaquant plan` shows, from results.json files of experiments with restores.
 
 Rows of other settings that the file holds already stay; those of the same setting are replaced, but for such
-of more seeds.  With ``--any-device`` a row takes the place of one that was measured on another device.
+of more seeds.  The device makes no other setting, as none to `dynaquant plan`.
 
-    python benchmarks/plan_table.py docs/comparison/train.json docs/comparison/replay.json --any-device \
+    python benchmarks/plan_table.py docs/comparison/train.json docs/comparison/replay.json \
         --methods lattice dynaquant "dynaquant profile=paper" --moments 8bit
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,15 @@ from dynaquant_core.experiments.plan import SHIPPED, read_figures, read_prices
 from dynaquant_core.experiments.price import Price
 
 #: What makes two rows the same setting.
-SETTING = ("model", "parameters", "data", "device", "method", "moments", "threshold", "interval", "restores")
+SETTING = ("model", "parameters", "data", "method", "moments", "threshold", "interval", "restores")
 
 #: Digits that are kept: the spread over seeds is far above them.
 DIGITS = 5
 
 
-def setting(row: Price, *, any_device: bool) -> tuple[Any, ...]:
+def setting(row: Price) -> tuple[Any, ...]:
     """What was measured, in the digits that the file keeps."""
-    return tuple(rounded(getattr(row, name)) for name in SETTING if not (any_device and name == "device"))
+    return tuple(rounded(getattr(row, name)) for name in SETTING)
 
 
 def rounded(value: Any) -> Any:
@@ -47,21 +46,19 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED)
     parser.add_argument("--methods", nargs="+", help="as results name them; all others are left out")
     parser.add_argument("--moments", nargs="+", help="the same of moments")
-    parser.add_argument("--any-device", action="store_true", help="replace rows of other devices too")
     parser.add_argument("--fresh", action="store_true", help="drop what the file holds already")
     arguments = parser.parse_args()
     kept = [] if arguments.fresh or not arguments.output.exists() else read_figures(arguments.output)
-    place = partial(setting, any_device=arguments.any_device)
-    rows = {place(row): row for row in kept}
+    rows = {setting(row): row for row in kept}
     for path in arguments.results:
         for row in read_prices(path):
             wanted = all(
                 chosen is None or value in chosen
                 for chosen, value in ((arguments.methods, row.method), (arguments.moments, row.moments))
             )
-            before = rows.get(place(row))
+            before = rows.get(setting(row))
             if wanted and not row.unplanned and (before is None or len(before.seeds) <= len(row.seeds)):
-                rows[place(row)] = row
+                rows[setting(row)] = row
     lines = ",\n  ".join(json.dumps(rounded(asdict(row))) for row in rows.values())
     arguments.output.write_text(f'{{"format": 1, "rows": [\n  {lines}\n]}}\n', encoding="utf-8")
     print(f"{arguments.output}: {len(rows)} settings")

@@ -45,10 +45,12 @@ def leave() -> None:
 
 def environments(ranks: int) -> list[dict[str, str]]:
     """What a launcher puts into each rank's environment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": _free_port(),
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+    }
     shared |= {"NODE_RANK": 0, "OMP_NUM_THREADS": 1}
     each = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(ranks)]
     return [{name: str(value) for name, value in one.items()} for one in each]
@@ -61,12 +63,7 @@ def play(module: str, folder: Path, ranks: int, *acts: str, store: str = "file")
     that ("terminate called without an active exception"): a model outlives its process group there, whose
     threads want a lock that is gone.
     """
-    if store == "tcp":
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            store = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-    else:
-        store = f"file://{folder / 'store'}"
+    store = f"tcp://127.0.0.1:{_free_port()}" if store == "tcp" else f"file://{folder / 'store'}"
     outs = [folder / f"rank{rank}.json" for rank in range(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DYNAQUANT_THREADS": "1"}
     commands = [
@@ -82,3 +79,9 @@ def play(module: str, folder: Path, ranks: int, *acts: str, store: str = "file")
     assert set(codes) <= {0, -9}, "\n".join(errors)
     records = [json.loads(out.read_text("utf-8")) for out, code in zip(outs, codes, strict=True) if code == 0]
     return {act: [record[act] for record in records] for act in acts}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,20 +81,31 @@ def survive(
     return said["digest"]
 
 
-def survive_together(
-    start: Callable[[], list[Any]], committed: Callable[[], int], kills: int, seed: int, longest: float
-) -> str:
-    """The same of jobs of several ranks, of which one dies before the others, or with them.
+def ends_of_ranks(
+    start: Callable[[Path], list[Any]], committed: Callable[[Path], int], folder: Path, seed: int
+) -> tuple[str, str]:
+    """Digests of rank 0: of a job of several ranks that nobody kills, and of one that is killed five times.
+
+    One rank dies before the others, or with them.
 
     Args:
-        start: starts the lives of one job's ranks.
-        committed, kills, seed, longest: as of `survive`.
+        start: starts the lives of one job's ranks in a folder.
+        committed: the step of the last save there.
+        folder: of both.
+        seed: of the moments.
     """
+    whole = [outcome(rank) for rank in start(folder / "whole")]
+    return whole[0][1]["digest"], _killed(start, committed, folder / "killed", seed)
+
+
+def _killed(
+    start: Callable[[Path], list[Any]], committed: Callable[[Path], int], folder: Path, seed: int
+) -> str:
     moments = random.Random(seed)
-    for _ in range(kills):
-        before, ranks = committed(), start()
+    for _ in range(5):
+        before, ranks = committed(folder), start(folder)
         assert ranks[0].stdout.readline() == f"start {before}\n"
-        time.sleep(moments.uniform(0.05, longest))
+        time.sleep(moments.uniform(0.05, 2.0))
         moments.choice(ranks).kill()
         time.sleep(moments.choice([0, 0.5]))
         for rank in ranks:
@@ -101,7 +113,7 @@ def survive_together(
         said = [rank.communicate(timeout=60)[0] for rank in ranks]
         if said[0]:  # it had come to its end
             return dict(line.split() for line in said[0].splitlines())["digest"]
-    before = committed()
-    ended = [outcome(rank) for rank in start()]
+    before = committed(folder)
+    ended = [outcome(rank) for rank in start(folder)]
     assert [(code, int(said["start"])) for code, said in ended] == [(0, before)] * len(ended)
     return ended[0][1]["digest"]

@@ -8,7 +8,7 @@ from dynaquant_accelerate import newest
 from dynaquant_core.plugins import describe
 from tests.gloo import environments
 from tests.integrations.accelerate.kit import EPOCH, EXACT, ON_CPU, build, everything, python, train
-from tests.integrations.killing import digest_of, outcome, survive, survive_together
+from tests.integrations.killing import digest_of, ends_of_ranks, outcome, survive
 
 STEPS = 12 * EPOCH
 
@@ -50,7 +50,5 @@ def test_twenty_kills(tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ranks_that_are_killed_one_before_the_other(tmp_path, seed):
-    (_, whole), _ = map(outcome, ranks(tmp_path / "whole"))
-    folder = tmp_path / "killed"
-    digest = survive_together(partial(ranks, folder), partial(committed_in, folder), 5, seed, longest=2.0)
-    assert digest == whole["digest"]
+    whole, killed = ends_of_ranks(ranks, committed_in, tmp_path, seed)
+    assert killed == whole

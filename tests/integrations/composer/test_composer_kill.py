@@ -7,7 +7,7 @@ import pytest
 from dynaquant_core.plugins import describe, find_checkpoints
 from tests.gloo import environments
 from tests.integrations.composer.kit import EXACT, everything, fit, ours, program
-from tests.integrations.killing import digest_of, outcome, survive, survive_together
+from tests.integrations.killing import digest_of, ends_of_ranks, outcome, survive
 
 BATCHES = 36
 
@@ -48,7 +48,5 @@ def test_twenty_kills(tmp_path, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ranks_that_are_killed_one_before_the_other(tmp_path, seed):
-    (_, whole), _ = map(outcome, ranks(tmp_path / "whole"))
-    folder = tmp_path / "killed"
-    digest = survive_together(partial(ranks, folder), partial(committed_in, folder), 5, seed, longest=2.0)
-    assert digest == whole["digest"]
+    whole, killed = ends_of_ranks(ranks, committed_in, tmp_path, seed)
+    assert killed == whole
